@@ -43,6 +43,7 @@ FACTS = (
     "row_proxy_square_sum",
     "realised_proxy",
 )
+BITS = (2, 3, 4, 8, 16)
 ONE = 1 << 32  # the threshold of keep probability 1
 MAX_ROUNDING = Fraction(1, 2**20)
 MAX_ELEMENTS = 1 << 48
@@ -50,7 +51,7 @@ DERIVED = Fraction(1, 2**30)  # relative tolerance of a derived number
 BELOW = Fraction(1, 2**40)  # how far a tail may be below what is computed here, relatively
 ABOVE = Fraction(1, 2**20)  # and above
 
-_SEED = re.compile(r"(0|[1-9][0-9]{0,19})\Z")
+_SEED = re.compile(r"(0|[1-9][0-9]{0,999})\Z")
 _MOMENTS = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
@@ -75,6 +76,7 @@ class Record:
     threshold: int
     rescale: Fraction
     bits: int
+    span: int
     kept: int
     facts: Mapping[str, Fraction]
     data: Mapping[str, Any]
@@ -91,8 +93,8 @@ class Record:
 
     @property
     def rows(self) -> int:
-        """Outputs of the tensor read as a matrix: its first dimension; 1 for vectors and scalars."""
-        return self.shape[0] if len(self.shape) > 1 else 1
+        """Outputs of the tensor read as a matrix: its first dimension."""
+        return self.shape[0] if self.shape else 1
 
 
 def check(document: Mapping[str, Any], report: Report) -> None:
@@ -219,6 +221,9 @@ def _record(
         values[key] = exact.finite(fact, f"{where}.facts.{key}")
         if values[key] < 0:
             raise Rejected(f"{where}.facts.{key} is negative")
+    bits = integer(data, "bits", where, 1)
+    if bits not in BITS:
+        raise Unsupported(f"{where}: no rule for survivors of {bits} bits")
     return Record(
         name,
         dtype,
@@ -226,7 +231,8 @@ def _record(
         treatment,
         integer(data, "threshold", where, 0, ONE),
         rescale,
-        integer(data, "bits", where, 1, 64),
+        bits,
+        integer(data, "span", where, 1),
         integer(data, "kept", where, 0, math.prod(shape)),
         values,
         data,
