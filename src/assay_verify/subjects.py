@@ -1,4 +1,4 @@
-"""From files to a report: what FILE is, which subjects were given, and what can be recomputed with them."""
+"""From files to a report: what FILE is, which subjects were given, and what is recomputed with them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay_verify import certificate
+from assay_verify import certificate, delta, weights
 from assay_verify.canonical import MAX_BYTES
 from assay_verify.outcome import Misuse, Rejected, Report
+from assay_verify.tensors import looks_like_one, open_checkpoint
 
 __all__ = ["check"]
 
-PACK_SUBJECTS = ("base", "finetuned", "delta", "moments")
-_BLOCK = 1 << 20
+PACK_SUBJECTS = ("base", "finetuned", "delta")
+_PIECE = 1 << 20
 
 
 def check(file: Path, given: Sequence[str]) -> Report:
-    """Check `file` with the subjects `given`, each ``PATH`` or ``NAME=PATH``.
+    """Check `file`, a certificate or a delta, with the subjects `given`, each ``PATH`` or ``NAME=PATH``.
 
     Raises:
         Rejected: the file, or a subject, is not what it says.
@@ -26,20 +27,27 @@ def check(file: Path, given: Sequence[str]) -> Report:
         Misuse: no such file, or a subject that means nothing here.
         OSError: a file cannot be read.
     """
+    if not file.is_file():
+        raise Misuse(f"{file} is no file")
+    with open(file, "rb") as stream:
+        head = stream.read(8)
+    if looks_like_one(head):
+        opened = delta.open_delta(file)
+        document, report = certificate.check(opened.certificate(), "the certificate inside")
+        if document["kind"] != "pack":
+            raise Rejected("the certificate inside a delta must be of kind 'pack'")
+        _check_pack(document, report, opened, given)
+        return report
     document, report = certificate.check(_read(file))
-    if document["kind"] == "claim-instance":
-        for argument in given:
-            _match(document, argument, report)
-        missing = len(document["subjects"]) - len(given)
-        if missing > 0:
-            report.unchecked.append(f"{missing} subjects that were not given")
+    if document["kind"] == "pack":
+        _check_pack(document, report, None, given)
+    else:
+        _check_files(document, report, given)
     return report
 
 
 def _read(file: Path) -> bytes:
     """The certificate's bytes: canonical JSON, and at most one line feed after it."""
-    if not file.is_file():
-        raise Misuse(f"{file} is no file")
     with open(file, "rb") as stream:
         data = stream.read(MAX_BYTES + 2)
     if len(data) > MAX_BYTES + 1:
@@ -47,31 +55,47 @@ def _read(file: Path) -> bytes:
     return data.removesuffix(b"\n")
 
 
-def _match(document: Mapping[str, Any], argument: str, report: Report) -> None:
-    """Find the subject whose digest is that of the file (and whose name is NAME, where one is given)."""
-    name, path = _split(argument, [s["name"] for s in document["subjects"]])
-    size, found = _digest(path)
-    for subject in document["subjects"]:
-        if (subject["sha256"], subject["bytes"]) == (found, size) and name in (None, subject["name"]):
-            report.checked.append(f"subject {subject['name']!r}: {size} bytes, sha256 {found[:12]}...")
-            return
-    raise Rejected(f"{path} is no subject of this certificate: its sha256 is {found}")
+def _check_pack(
+    document: Mapping[str, Any], report: Report, opened: delta.Delta | None, given: Sequence[str]
+) -> None:
+    paths: dict[str, Path] = {}
+    for argument in given:
+        name, equals, path = argument.partition("=")
+        if not equals or name not in PACK_SUBJECTS or name in paths:
+            raise Misuse(f"the subjects of a pack are base=PATH, finetuned=PATH and delta=PATH, each once; not {argument!r}")
+        paths[name] = Path(path)
+    if "delta" in paths:
+        if opened is not None:
+            raise Misuse("FILE is itself the delta: give base=PATH and finetuned=PATH only")
+        opened = delta.open_delta(paths["delta"])
+    if opened is not None:
+        delta.check_against(opened, document, report)
+    sides = {name: open_checkpoint(paths[name]) for name in ("base", "finetuned") if name in paths}
+    weights.check(document, report, opened, sides)
 
 
-def _split(argument: str, names: Sequence[str]) -> tuple[str | None, Path]:
-    """``NAME=PATH`` for a known name, else ``PATH`` (which may hold an equals sign)."""
-    name, equals, path = argument.partition("=")
-    named = bool(equals) and name in names
-    result = Path(path if named else argument)
-    if not result.exists():
-        raise Misuse(f"{result} does not exist")
-    return (name if named else None), result
+def _check_files(document: Mapping[str, Any], report: Report, given: Sequence[str]) -> None:
+    """Each file given must be a subject: of its digest, and of the name NAME where one is given."""
+    names = [s["name"] for s in document["subjects"]]
+    found = set()
+    for argument in given:
+        name, equals, path = argument.partition("=")
+        named = bool(equals) and name in names
+        found.add(_match(document, name if named else None, Path(path if named else argument), report))
+    if missing := [name for name in names if name not in found]:
+        report.unchecked.append(f"subjects that were not given: {', '.join(missing)}")
 
 
-def _digest(path: Path) -> tuple[int, str]:
+def _match(document: Mapping[str, Any], name: str | None, path: Path, report: Report) -> str:
+    if not path.is_file():
+        raise Misuse(f"{path} is no file")
     h, size = hashlib.sha256(), 0
     with open(path, "rb") as stream:
-        while block := stream.read(_BLOCK):
-            h.update(block)
-            size += len(block)
-    return size, h.hexdigest()
+        while piece := stream.read(_PIECE):
+            h.update(piece)
+            size += len(piece)
+    for subject in document["subjects"]:
+        if (subject["sha256"], subject["bytes"]) == (h.hexdigest(), size) and name in (None, subject["name"]):
+            report.checked.append(f"subject {subject['name']!r}: {size} bytes with the digest certified")
+            return str(subject["name"])
+    raise Rejected(f"{path} is no subject of this certificate: its sha256 is {h.hexdigest()}")
