@@ -42,7 +42,8 @@ class Facts:
         quantiser_variance: V = sum m_j V_ij over all entries.
         realised: sum m_j (d_ij - v_ij)^2 of the decoded values.
         row_proxy_max, row_proxy_sum, row_proxy_square_sum: of the outputs' sub-Gaussian proxies.
-        realised_proxy: the sub-Gaussian proxy of `realised` about its mean.
+        delta_fourth: sum m_j^2 d_ij^4.
+        step_fourth: sum m_j^2 h_ij^4, h_ij the quantiser's step.
     """
 
     signal: float | None
@@ -52,7 +53,8 @@ class Facts:
     row_proxy_max: float
     row_proxy_sum: float
     row_proxy_square_sum: float
-    realised_proxy: float
+    delta_fourth: float
+    step_fourth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Expected:
 def expected(facts: Facts, drop_prob: Fraction, rescale: float) -> Expected:
     """Moments of the output error and of its alternatives (claim ``dare.quantised_moments``).
 
-    >>> facts = Facts(14.0, 14.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    >>> facts = Facts(14.0, 14.0, *[0.0] * 7)
     >>> result = expected(facts, Fraction(1, 2), 0.5)
     >>> result.bias_square, result.variance, result.optimal_mean_square
     (Fraction(0, 1), Fraction(14, 1), Fraction(7, 1))
@@ -99,14 +101,24 @@ def row_proxies(energy: Any, step_proxy: Any, drop_prob: Fraction, rescale: floa
     return (phi(float(drop_prob)) * energy / 2 + step_proxy) / rescale**2
 
 
-def realised_proxy(gap_square: float, range_square: float, drop_prob: Fraction) -> float:
-    """Sub-Gaussian proxy of the realised error about its mean: Phi G/2 + R/4 (claim ``dare.realised_tail``)."""
-    return phi(float(drop_prob)) * gap_square / 2 + range_square / 4
+def realised_proxy(facts: Facts, drop_prob: Fraction, rescale: float) -> float:
+    """Sub-Gaussian proxy of the realised error about its mean (claim ``dare.realised_tail``).
+
+    Entry (i, j) contributes m_j d^2 if it is dropped and m_j (d - (d + xi)/q)^2 if it is kept.  The first
+    square root below bounds the norm of the two-point gaps, the second that of the quantiser's ranges, both by
+    Minkowski's inequality.
+    """
+    shrink = 1 - 1 / rescale
+    deltas, steps = math.sqrt(facts.delta_fourth), math.sqrt(facts.step_fourth)
+    gap = abs(1 - shrink**2) * deltas + steps / (4 * rescale**2)
+    spread = 2 * abs(shrink) * math.sqrt(deltas * steps) / rescale + steps / rescale**2
+    return phi(float(drop_prob)) * gap**2 / 2 + spread**2 / 4
 
 
-def tails(facts: Facts, exact: Expected, gamma: Fraction) -> list[dict[str, Any]]:
+def tails(facts: Facts, exact: Expected, drop_prob: Fraction, rescale: float, gamma: Fraction) -> list[dict[str, Any]]:
     """The three bounds that hold with probability at least 1 - gamma each."""
     two_sided, one_sided = math.log(2 / float(gamma)), math.log(1 / float(gamma))
+    proxy = realised_proxy(facts, drop_prob, rescale)
     norm = (
         facts.row_proxy_sum
         + 2 * math.sqrt(one_sided * facts.row_proxy_square_sum)
@@ -115,7 +127,7 @@ def tails(facts: Facts, exact: Expected, gamma: Fraction) -> list[dict[str, Any]
     bounds = (
         ("output", "kearns-saul", math.sqrt(2 * two_sided * facts.row_proxy_max)),
         ("norm", "quadratic-form", norm),
-        ("realised", "kearns-saul", float(exact.realised_mean) + math.sqrt(2 * one_sided * facts.realised_proxy)),
+        ("realised", "kearns-saul", float(exact.realised_mean) + math.sqrt(2 * one_sided * proxy)),
     )
     return [
         {"what": what, "method": method, "threshold": encode_number(value * _OUTWARD)}
@@ -165,7 +177,7 @@ def tensor_record(
             "optimal_rescale": _rounded(exact.optimal_rescale, "inf"),
             "optimal_mean_square": _rounded(exact.optimal_mean_square),
         },
-        "tails": [*tails(facts, exact, gamma), *more_tails] if treatment == "dropped" else [],
+        "tails": [*tails(facts, exact, plan.drop_prob, plan.rescale, gamma), *more_tails] if treatment == "dropped" else [],
     }
     return record
 
