@@ -101,7 +101,8 @@ def _pack() -> Document:
         "row_proxy_max": max(proxies),
         "row_proxy_sum": math.fsum(proxies),
         "row_proxy_square_sum": math.fsum(v * v for v in proxies),
-        "realised_proxy": 3.25,
+        "delta_fourth": 0.5,
+        "step_fourth": 0.01,
     }
     gamma = 0.01
     l2, l1 = math.log(2 / gamma), math.log(1 / gamma)
@@ -110,6 +111,10 @@ def _pack() -> Document:
     noise = p * energy + variance_q
     best = energy * noise / (keep * energy + noise)
     mean = (p + keep * (1 - 1 / q) ** 2) * energy + keep * variance_q / q**2
+    deltas, steps, shrink = math.sqrt(facts["delta_fourth"]), math.sqrt(facts["step_fourth"]), 1 - 1 / q
+    gap = abs(1 - shrink**2) * deltas + steps / (4 * q**2)
+    spread = 2 * abs(shrink) * math.sqrt(deltas * steps) / q + steps / q**2
+    proxy = phi * gap**2 / 2 + spread**2 / 4
     tails = [
         ("output", "kearns-saul", math.sqrt(2 * l2 * facts["row_proxy_max"])),
         (
@@ -119,7 +124,7 @@ def _pack() -> Document:
             + 2 * math.sqrt(l1 * facts["row_proxy_square_sum"])
             + 2 * l1 * facts["row_proxy_max"],
         ),
-        ("realised", "kearns-saul", mean + math.sqrt(2 * l1 * facts["realised_proxy"])),
+        ("realised", "kearns-saul", mean + math.sqrt(2 * l1 * proxy)),
     ]
 
     def hexed(values: Mapping[str, float]) -> dict[str, Any]:
@@ -137,6 +142,7 @@ def _pack() -> Document:
         "bits": bits,
         "span": 640,
         "kept": 11,
+        "moments": "unit",
         "facts": hexed(facts),
         "expected": hexed({"bias_square": bias, "variance": variance, "mean_square": bias + variance}),
         "alternatives": hexed(

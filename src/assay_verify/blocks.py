@@ -25,22 +25,26 @@ class Sums:
         variance: sum V.
         proxy: sum h^2/4.
         realised: sum (d - v)^2; None without the payload.
-        gap: sum g^2.
-        span: sum r^2.
-        scale: sum (d^2 + d^2 (1 - 1/q)^2 + V/q^2)^2, from which g is a difference: its rounding scales with it.
+        fourth: sum d^4.
+        step_fourth: sum h^4.
     """
 
     energy: float
     variance: float
     proxy: float
     realised: float | None
-    gap: float
-    span: float
-    scale: float
+    fourth: float
+    step_fourth: float
 
 
 def measure(
-    base: bytes, finetuned: bytes, dtype: str, columns: int, start: int, scheme: Scheme, stored: Survivors | None
+    base: bytes,
+    finetuned: bytes,
+    dtype: str,
+    columns: int,
+    start: int,
+    scheme: Scheme,
+    stored: Survivors | None,
 ) -> tuple[int, list[Sums]]:
     """Survivors and sums of each row of a block whose first element has flat index `start`.
 
@@ -66,23 +70,19 @@ def measure(
         error = list(delta)
         for i, value in zip(kept, _values(kept, scales, codes, scheme), strict=True):
             error[i] -= value
-    q, rows = scheme.rescale, []
-    shrink = (1 - 1 / q) ** 2
+    rows = []
     for row in range(0, len(delta), columns):
-        d, h, v = (part[row : row + columns] for part in (delta, steps, variances))
-        squares = [x * x for x in d]
-        gaps = [s - s * shrink - w / q**2 for s, w in zip(squares, v, strict=True)]
-        ranges = [(s / q) * (2 * abs(x) * abs(1 - 1 / q) + s / q) for x, s in zip(d, h, strict=True)]
-        whole = [s + s * shrink + w / q**2 for s, w in zip(squares, v, strict=True)]
+        part = slice(row, row + columns)
+        squares = [d * d for d in delta[part]]
+        grid = [h * h for h in steps[part]]
         rows.append(
             Sums(
                 math.fsum(squares),
-                math.fsum(v),
-                math.fsum(s * s for s in h) / 4,
-                None if error is None else math.fsum(e * e for e in error[row : row + columns]),
-                math.fsum(g * g for g in gaps),
-                math.fsum(r * r for r in ranges),
-                math.fsum(w * w for w in whole),
+                math.fsum(variances[part]),
+                math.fsum(grid) / 4,
+                None if error is None else math.fsum(e * e for e in error[part]),
+                math.fsum(s * s for s in squares),
+                math.fsum(g * g for g in grid),
             )
         )
     return len(kept), rows
@@ -138,7 +138,9 @@ def _round(
     return steps, variances, [], codes
 
 
-def _values(kept: Sequence[int], scales: Sequence[int], codes: Sequence[int], scheme: Scheme) -> Sequence[float]:
+def _values(
+    kept: Sequence[int], scales: Sequence[int], codes: Sequence[int], scheme: Scheme
+) -> Sequence[float]:
     """The decoded values of the survivors, as float32."""
     if not scheme.levels:
         return floats.to_single([floats.bfloat16(code) / scheme.rescale for code in codes])

@@ -26,8 +26,8 @@ PLAN, CERTIFICATE, INDEX = "assay.plan", "assay.certificate", "assay.index"
 MAX_CARRIED = 1 << 40
 TREATMENTS = ("dropped", "masked", "lossless", "exact", "unchanged", "alias", "absent")
 PAYLOAD = ("dropped", "masked", "lossless", "exact")  # treatments that may have a payload
-SHARED = ("name", "dtype", "shape", "treatment", "base_dtype", "base_rows", "of", "threshold", "rescale", "bits", "span")
-"""Fields that plan and certificate have in common where either has them."""
+SHARED = ("name", "dtype", "shape", "treatment", "threshold", "rescale", "bits", "span")
+"""Fields that plan and certificate have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,9 @@ class Delta:
             Misuse: there is none.
         """
         if CERTIFICATE not in self.tensors:
-            raise Misuse(f"{self.path} holds no certificate: give the certificate as FILE, this as --subject delta=")
+            raise Misuse(
+                f"{self.path} holds no certificate: give the certificate as FILE, this as --subject delta="
+            )
         return b"".join(inflated(self.tensors[CERTIFICATE], MAX_BYTES))
 
     def payload(self) -> Iterator[Tensor]:
@@ -95,7 +97,9 @@ def open_delta(path: Path) -> Delta:
     """
     file = open_file(path)
     if file.metadata.get("format") != FORMAT:
-        raise Unsupported(f"{path} is no assay delta: its format is {file.metadata.get('format', 'not given')[:40]!r}")
+        raise Unsupported(
+            f"{path} is no assay delta: its format is {file.metadata.get('format', 'not given')[:40]!r}"
+        )
     version = file.metadata.get("version", "")
     major, dot, minor = version.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal()):
@@ -192,7 +196,9 @@ def check_against(delta: Delta, document: Mapping[str, Any], report: Report) -> 
         raise Rejected("the certificate speaks of another payload than the delta's")
     size = sum(tensor.size for tensor in delta.payload())
     if payload["bytes"] != size:
-        raise Rejected(f"the certificate states a payload of {payload['bytes']} bytes, and the delta has {size}")
+        raise Rejected(
+            f"the certificate states a payload of {payload['bytes']} bytes, and the delta has {size}"
+        )
     if text(delta.plan, "seed", "plan") != document["settings"]["seed"]:
         raise Rejected("the plan and the certificate state different seeds")
     plans, records = delta.plan["tensors"], document["tensors"]
@@ -202,4 +208,6 @@ def check_against(delta: Delta, document: Mapping[str, Any], report: Report) -> 
         for key in SHARED:
             if plan.get(key) != record.get(key):
                 raise Rejected(f"tensor {plan['name'][:60]!r}: plan and certificate differ in {key!r}")
-    report.checked.append(f"the delta: container, plan, carried files and payload ({size} bytes), as certified")
+    report.checked.append(
+        f"the delta: container, plan, carried files and payload ({size} bytes), as certified"
+    )

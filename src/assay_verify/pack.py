@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from assay_verify import exact
-from assay_verify.canonical import array, digest, integer, mapping, name_of, text
+from assay_verify.canonical import array, choice, digest, integer, mapping, name_of, text
 from assay_verify.exact import Interval
 from assay_verify.outcome import Rejected, Report, Unsupported
 
@@ -34,19 +34,20 @@ __all__ = [
 EXACT_TREATMENTS = ("unchanged", "alias", "lossless", "exact", "absent")
 LOSSY_TREATMENTS = ("dropped", "masked")
 FACTS = (
-    "signal",
     "energy",
     "quantiser_variance",
     "realised",
     "row_proxy_max",
     "row_proxy_sum",
     "row_proxy_square_sum",
-    "realised_proxy",
+    "delta_fourth",
+    "step_fourth",
 )
 BITS = (2, 3, 4, 8, 16)
 ONE = 1 << 32  # the threshold of keep probability 1
 MAX_ROUNDING = Fraction(1, 2**20)
 MAX_ELEMENTS = 1 << 48
+ALTERNATIVES = ("delete", "optimal_rescale", "optimal_mean_square")
 DERIVED = Fraction(1, 2**30)  # relative tolerance of a derived number
 BELOW = Fraction(1, 2**40)  # how far a tail may be below what is computed here, relatively
 ABOVE = Fraction(1, 2**20)  # and above
@@ -67,7 +68,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One lossy tensor of a pack certificate, with its facts as exact rationals."""
+    """One lossy tensor of a pack certificate, with its facts as exact rationals.
+
+    `signal` is None where only the diagonal of the inputs' second moment is known.
+    """
 
     name: str
     dtype: str
@@ -78,7 +82,9 @@ class Record:
     bits: int
     span: int
     kept: int
+    calibrated: bool
     facts: Mapping[str, Fraction]
+    signal: Fraction | None
     data: Mapping[str, Any]
 
     @property
@@ -164,7 +170,7 @@ def read_records(document: Mapping[str, Any]) -> list[Record]:
     lossy = []
     for data in array(document, "tensors", "certificate", dict):
         name = name_of(data, "tensor")
-        where = f"tensor {name[:60]!r}"
+        where = quoted(name)
         if name in names:
             raise Rejected(f"{where} is listed twice")
         names.add(name)
@@ -200,7 +206,7 @@ def _check_digests(data: Mapping[str, Any], treatment: str, where: str) -> None:
     }.get(treatment, set())
     if not needed <= sides:
         raise Rejected(f"{where} lacks the digest of its {sorted(needed - sides)[0]} side")
-    if treatment == "unchanged" and data["base"] != data["finetuned"]:
+    if treatment == "unchanged" and "base_dtype" not in data and data["base"] != data["finetuned"]:
         raise Rejected(f"{where} is called unchanged, but its two digests differ")
     if treatment == "absent" and "finetuned" in sides:
         raise Rejected(f"{where} is called absent, but has a fine-tuned digest")
@@ -212,15 +218,12 @@ def _record(
     rescale = exact.finite(exact.double(data.get("rescale"), f"{where}.rescale"), f"{where}.rescale")
     if rescale <= 0:
         raise Rejected(f"{where}.rescale must be positive")
+    calibrated = choice(data, "moments", where, ("unit", "calibrated")) == "calibrated"
     facts = mapping(data, "facts", where)
-    values = {}
-    for key in FACTS:
-        fact = exact.field(facts, key, f"{where}.facts")
-        if not isinstance(fact, float):
-            raise Rejected(f"{where}.facts.{key} must be a double")
-        values[key] = exact.finite(fact, f"{where}.facts.{key}")
-        if values[key] < 0:
-            raise Rejected(f"{where}.facts.{key} is negative")
+    values = {key: _fact(facts, key, where) for key in FACTS}
+    signal = None
+    if not calibrated or facts.get("signal", "") is not None:
+        signal = _fact(facts, "signal", where)
     bits = integer(data, "bits", where, 1)
     if bits not in BITS:
         raise Unsupported(f"{where}: no rule for survivors of {bits} bits")
@@ -234,9 +237,21 @@ def _record(
         bits,
         integer(data, "span", where, 1),
         integer(data, "kept", where, 0, math.prod(shape)),
+        calibrated,
         values,
+        signal,
         data,
     )
+
+
+def _fact(facts: Mapping[str, Any], key: str, where: str) -> Fraction:
+    value = exact.field(facts, key, f"{where}.facts")
+    if not isinstance(value, float):
+        raise Rejected(f"{where}.facts.{key} must be a double")
+    result = exact.finite(value, f"{where}.facts.{key}")
+    if result < 0:
+        raise Rejected(f"{where}.facts.{key} is negative")
+    return result
 
 
 # --- consistency of the facts -------------------------------------------------------------------------------
@@ -245,13 +260,19 @@ def _record(
 def _check_facts(record: Record, settings: Settings) -> None:
     """Inequalities that hold between true facts, up to the rounding that the settings allow."""
     slack = 1 + 8 * settings.rounding + BELOW
-    f, q = record.facts, record.rescale
-    where = f"tensor {record.name[:60]!r}"
+    f, q, where = record.facts, record.rescale, quoted(record.name)
+    energy, variance = f["energy"], f["quantiser_variance"]
+    if record.calibrated and settings.moments == "unit":
+        raise Rejected(f"{where} is calibrated, but settings.moments is 'unit'")
+    if record.signal is None and q != record.keep:
+        raise Rejected(f"{where}: without a signal the rescale must be the keep probability")
+    if not record.calibrated:
+        assert record.signal is not None
+        if record.signal > slack * energy or energy > slack * record.signal:
+            raise Rejected(f"{where}: with unit moments signal and energy are the same sum, and they differ")
+    # H_i >= V_i: the variance of a quantiser is at most a quarter of its squared step.
     phi = exact.kearns_saul(record.keep)
-    if settings.moments == "unit" and not f["signal"] <= slack * f["energy"] <= slack * slack * f["signal"]:
-        raise Rejected(f"{where}: with unit moments signal and energy are the same sum, and they differ")
-    # H_i >= V_i, since a quantiser's variance is at most a quarter of its squared step.
-    if f["row_proxy_sum"] * slack < (phi.low * f["energy"] / 2 + f["quantiser_variance"]) / q**2:
+    if f["row_proxy_sum"] * slack < (phi.low * energy / 2 + variance) / q**2:
         raise Rejected(f"{where}: row_proxy_sum is below what energy and quantiser_variance imply")
     top, total, squares = f["row_proxy_max"], f["row_proxy_sum"], f["row_proxy_square_sum"]
     if (
@@ -262,44 +283,60 @@ def _check_facts(record: Record, settings: Settings) -> None:
         or total * total > record.rows * squares * slack
     ):
         raise Rejected(f"{where}: the max, sum and square sum of the row proxies contradict one another")
+    fourth, steps = f["delta_fourth"], f["step_fourth"]
+    if fourth > energy**2 * slack or energy**2 > record.count * fourth * slack:
+        raise Rejected(f"{where}: delta_fourth and energy contradict one another")
+    if (4 * variance) ** 2 > record.count * steps * slack:
+        raise Rejected(f"{where}: step_fourth is below what quantiser_variance implies")
 
 
 # --- derived numbers ----------------------------------------------------------------------------------------
 
 
 def expectations(record: Record) -> dict[str, dict[str, Fraction | None]]:
-    """``expected`` and ``alternatives`` of a record, exactly from its facts; None stands for infinity."""
-    a, b, v = (record.facts[k] for k in ("signal", "energy", "quantiser_variance"))
+    """``expected`` and ``alternatives`` of a record, exactly from its facts.
+
+    None stands for what cannot be known without the signal, and `optimal_rescale` of a signal of 0 is absent.
+    """
+    a, b, v = record.signal, record.facts["energy"], record.facts["quantiser_variance"]
     keep, q = record.keep, record.rescale
-    drop = 1 - keep
-    bias = (1 - keep / q) ** 2 * a
-    variance = (drop * keep * b + keep * v) / q**2
-    noise = drop * b + v
-    return {
-        "expected": {"bias_square": bias, "variance": variance, "mean_square": bias + variance},
-        "alternatives": {
-            "delete": a,
-            "optimal_rescale": keep + noise / a if a else None,
-            "optimal_mean_square": a * noise / (keep * a + noise) if a else Fraction(0),
-        },
+    noise = (1 - keep) * b + v
+    bias = Fraction(0) if a is None else (1 - keep / q) ** 2 * a
+    variance = keep * noise / q**2
+    expected: dict[str, Fraction | None] = {
+        "bias_square": bias,
+        "variance": variance,
+        "mean_square": bias + variance,
     }
+    if a is None:
+        return {"expected": expected, "alternatives": dict.fromkeys(ALTERNATIVES)}
+    alternatives: dict[str, Fraction | None] = {
+        "delete": a,
+        "optimal_mean_square": a * noise / (keep * a + noise) if a else Fraction(0),
+    }
+    if a:
+        alternatives["optimal_rescale"] = keep + noise / a
+    return {"expected": expected, "alternatives": alternatives}
 
 
 def _check_derived(record: Record) -> None:
-    where = f"tensor {record.name[:60]!r}"
+    where = quoted(record.name)
     for group, values in expectations(record).items():
         data = mapping(record.data, group, where)
         for key, value in values.items():
-            _check_close(exact.field(data, key, f"{where}.{group}"), value, f"{where}.{group}.{key}")
+            _check_close(data, key, value, f"{where}.{group}")
+    if record.signal == 0 and record.data["alternatives"].get("optimal_rescale") != "inf":
+        raise Rejected(f"{where}.alternatives.optimal_rescale must be 'inf'")
 
 
-def _check_close(stated: exact.Number, value: Fraction | None, where: str) -> None:
+def _check_close(owner: Mapping[str, Any], key: str, value: Fraction | None, where: str) -> None:
     if value is None:
-        if stated != math.inf:
-            raise Rejected(f"{where} must be 'inf'")
+        if key not in owner or owner[key] is not None:
+            raise Rejected(f"{where}.{key} must be null: it needs a signal")
         return
-    if abs(exact.finite(stated, where) - value) > DERIVED * value:
-        raise Rejected(f"{where} is not what the facts give ({float(value):.9g})")
+    stated = exact.finite(exact.field(owner, key, where), f"{where}.{key}")
+    if abs(stated - value) > DERIVED * value:
+        raise Rejected(f"{where}.{key} is not what the facts give ({float(value):.9g})")
 
 
 # --- tails --------------------------------------------------------------------------------------------------
@@ -322,12 +359,23 @@ def _norm(record: Record, gamma: Fraction) -> Interval:
 
 
 def _realised(record: Record, gamma: Fraction) -> Interval:
-    level = exact.log(1 / gamma)
-    b, v, proxy = (record.facts[k] for k in ("energy", "quantiser_variance", "realised_proxy"))
+    level, phi = exact.log(1 / gamma), exact.kearns_saul(record.keep)
+    b, v = record.facts["energy"], record.facts["quantiser_variance"]
     keep, q = record.keep, record.rescale
     mean = (1 - keep + keep * (1 - 1 / q) ** 2) * b + keep * v / q**2
+    deltas, steps = exact.sqrt(record.facts["delta_fourth"]), exact.sqrt(record.facts["step_fourth"])
+    shrink = 1 - 1 / q
+
+    def bound(d: Fraction, h: Fraction, coefficient: Fraction, log: Fraction, end: str) -> Fraction:
+        """Increasing in every argument, so that low ends give a low end, and high ends a high one."""
+        gap = abs(1 - shrink**2) * d + h / (4 * q**2)
+        spread = 2 * abs(shrink) * getattr(exact.sqrt(d * h), end) / q + h / q**2
+        proxy = coefficient * gap**2 / 2 + spread**2 / 4
+        return mean + Fraction(getattr(exact.sqrt(2 * log * proxy), end))
+
     return Interval(
-        mean + exact.sqrt(2 * level.low * proxy).low, mean + exact.sqrt(2 * level.high * proxy).high
+        bound(deltas.low, steps.low, phi.low, level.low, "low"),
+        bound(deltas.high, steps.high, phi.high, level.high, "high"),
     )
 
 
@@ -341,7 +389,7 @@ FOREIGN = ("signed", "chernoff", "lattice")
 
 def _check_tails(record: Record, settings: Settings) -> int:
     """Check the tails of a record; how many of them have no rule here and were only read."""
-    where = f"tensor {record.name[:60]!r}"
+    where = quoted(record.name)
     tails = array(record.data, "tails", where, dict)
     if record.treatment == "masked" and tails:
         raise Rejected(f"{where}: a mask that was chosen has no tails")
@@ -383,16 +431,23 @@ def _check_totals(totals: Mapping[str, Any], records: Iterable[Record]) -> None:
         if stated != count:
             raise Rejected(f"totals.{key} = {stated} is not the sum over the lossy records, {count}")
     derived = [expectations(r) for r in records]
-    sums: dict[str, Fraction] = {
-        **{k: _sum(d["expected"][k] for d in derived) for k in ("bias_square", "variance", "mean_square")},
-        **{k: _sum(d["alternatives"][k] for d in derived) for k in ("delete", "optimal_mean_square")},
-        "realised": _sum(r.facts["realised"] for r in records),
-    }
-    for key, value in sums.items():
-        stated_sum = exact.finite(exact.field(totals, key, "totals"), f"totals.{key}")
-        if abs(stated_sum - value) > DERIVED * value:
-            raise Rejected(f"totals.{key} is not the sum over the records ({float(value):.9g})")
+    for key in ("bias_square", "variance", "mean_square"):
+        _check_close(totals, key, _sum(d["expected"][key] for d in derived), "totals")
+    for key in ("delete", "optimal_mean_square"):
+        _check_close(totals, key, _sum(d["alternatives"][key] for d in derived), "totals")
+    _check_close(totals, "realised", _sum(r.facts["realised"] for r in records), "totals")
 
 
-def _sum(values: Iterable[Fraction | None]) -> Fraction:
-    return sum((v for v in values if v is not None), Fraction(0))
+def _sum(values: Iterable[Fraction | None]) -> Fraction | None:
+    """The sum; None where a part is unknown."""
+    total = Fraction(0)
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def quoted(name: str) -> str:
+    """How messages speak of a tensor."""
+    return f"tensor {name[:60]!r}"

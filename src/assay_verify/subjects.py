@@ -62,7 +62,9 @@ def _check_pack(
     for argument in given:
         name, equals, path = argument.partition("=")
         if not equals or name not in PACK_SUBJECTS or name in paths:
-            raise Misuse(f"the subjects of a pack are base=PATH, finetuned=PATH and delta=PATH, each once; not {argument!r}")
+            raise Misuse(
+                f"the subjects of a pack are base=PATH, finetuned=PATH and delta=PATH, each once; not {argument!r}"
+            )
         paths[name] = Path(path)
     if "delta" in paths:
         if opened is not None:

@@ -227,7 +227,7 @@ def is_plain_name(name: str) -> bool:
     return (
         0 < len(name) <= 255
         and name not in (".", "..")
-        and not any(c in '/\\:' or ord(c) < 32 or ord(c) == 127 for c in name)
+        and not any(c in "/\\:" or ord(c) < 32 or ord(c) == 127 for c in name)
     )
 
 
@@ -235,6 +235,6 @@ def fingerprint(tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> st
     """sha256 over the lines name NUL dtype NUL shape NUL sha256 LF, sorted by name."""
     h = hashlib.sha256()
     for name in sorted(tensors):
-        shape = "x".join(map(str, tensors[name].shape))
+        shape = ",".join(map(str, tensors[name].shape))
         h.update(f"{name}\0{tensors[name].dtype}\0{shape}\0{digests[name]}\n".encode())
     return h.hexdigest()
