@@ -22,6 +22,7 @@ from assay.checkpoints.lanes import (
     ones,
     span_lanes,
     square_lanes,
+    survivor_lanes,
     trailing_zeros,
 )
 from assay.numerics.philox import fill_words
@@ -37,87 +38,99 @@ EVENTS = 6
 
 
 @njit(nogil=True, error_model="numpy")
-def _fold(lanes):
-    """Sum of 16 lanes as a balanced tree."""
+def _fold(lanes, first):
+    """Sum of the 16 lanes from ``first`` on, as a balanced tree."""
     width = LANES // 2
     while width > 0:
-        for j in range(width):
+        for j in range(first, first + width):
             lanes[j] += lanes[j + width]
         width //= 2
-    return lanes[0]
+    return lanes[first]
 
 
 @njit(nogil=True, error_model="numpy")
-def _square_sum(bits, lanes):
-    full = square_lanes(bits, lanes)
-    for i in range(full, bits.size):
+def _square_sum(bits, begin, end, lanes):
+    stop = square_lanes(bits, begin, end, lanes)
+    for i in range(stop, end):
         x = np.float64(float_of(bits[i]))
-        lanes[i - full] += x * x
-    return _fold(lanes[:LANES])
+        lanes[i - stop] += x * x
+    return _fold(lanes, 0)
 
 
 @njit(nogil=True, error_model="numpy")
-def _float_square_sum(values):
-    total = 0.0
-    for i in range(values.size):
-        total += np.float64(values[i]) * np.float64(values[i])
-    return total
-
-
-@njit(nogil=True, error_model="numpy")
-def _span_sums(delta, words, last, inverse_step, lanes):
+def _span_sums(delta, words, begin, end, last, inverse_step, lanes):
     """Sums of th (1 - th), and of d^2 over the dropped."""
-    full = span_lanes(delta, words, last, inverse_step, lanes)
-    for i in range(full, delta.size):
+    stop = span_lanes(delta, words, begin, end, last, inverse_step, lanes)
+    for i in range(stop, end):
         x = np.float64(delta[i])
         theta = _fraction(abs(x) * inverse_step)
-        lanes[i - full] += theta * (1.0 - theta)
+        lanes[i - stop] += theta * (1.0 - theta)
         if words[i] > last:
-            lanes[i - full + LANES] += x * x
-    return _fold(lanes[:LANES]), _fold(lanes[LANES : 2 * LANES])
+            lanes[i - stop + LANES] += x * x
+    return _fold(lanes, 0), _fold(lanes, LANES)
 
 
 @njit(nogil=True, error_model="numpy")
-def _weighted_span_sums(delta, words, last, inverse_step, weight, lanes):
-    """Weighted sums of th (1 - th), 1, d^2 over the dropped."""
-    lanes[: 3 * LANES] = 0.0
-    for i in range(delta.size):
-        x = np.float64(delta[i])
-        theta = _fraction(abs(x) * inverse_step)
-        lane = i % LANES
-        lanes[lane] += weight[i] * (theta * (1.0 - theta))
-        lanes[lane + LANES] += weight[i]
-        if words[i] > last:
-            lanes[lane + 2 * LANES] += weight[i] * (x * x)
-    return _fold(lanes[:LANES]), _fold(lanes[LANES : 2 * LANES]), _fold(lanes[2 * LANES : 3 * LANES])
-
-
-@njit(nogil=True, error_model="numpy")
-def _bfloat16_sums(delta, words, last, lanes):
+def _bfloat16_sums(delta, words, begin, end, last, lanes):
     """Sums of (hi - |d|)(|d| - lo), of (hi - lo)^2, and of d^2 over the dropped."""
-    full = bfloat16_lanes(delta, words, last, lanes)
-    for i in range(full, delta.size):
+    stop = bfloat16_lanes(delta, words, begin, end, last, lanes)
+    for i in range(stop, end):
         x = np.float64(delta[i])
         low, high = _bfloat16_neighbours(abs(delta[i]))
-        lanes[i - full] += (high - abs(x)) * (abs(x) - low)
-        lanes[i - full + LANES] += (high - low) * (high - low)
+        lanes[i - stop] += (high - abs(x)) * (abs(x) - low)
+        lanes[i - stop + LANES] += (high - low) * (high - low)
         if words[i] > last:
-            lanes[i - full + 2 * LANES] += x * x
-    return _fold(lanes[:LANES]), _fold(lanes[LANES : 2 * LANES]), _fold(lanes[2 * LANES : 3 * LANES])
+            lanes[i - stop + 2 * LANES] += x * x
+    return _fold(lanes, 0), _fold(lanes, LANES), _fold(lanes, 2 * LANES)
 
 
 @njit(nogil=True, error_model="numpy")
-def _weighted_bfloat16_sums(delta, words, last, weight, lanes):
-    lanes[: 3 * LANES] = 0.0
-    for i in range(delta.size):
+def _weighted_sums(delta, words, begin, end, last, inverse_step, weight, column, lanes):
+    """Weighted sums of V, of the squared step, of d^2 over the dropped; the plain sum of d^2.
+
+    For a span, ``inverse_step`` >= 0, V and the step are in units of the step (th (1 - th) and 1); for
+    bfloat16, ``inverse_step`` < 0, they are (hi - |d|)(|d| - lo) and hi - lo.
+    """
+    lanes[:] = 0.0
+    for i in range(begin, end):
         x = np.float64(delta[i])
-        low, high = _bfloat16_neighbours(abs(delta[i]))
-        lane = i % LANES
-        lanes[lane] += weight[i] * ((high - abs(x)) * (abs(x) - low))
-        lanes[lane + LANES] += weight[i] * ((high - low) * (high - low))
+        w = weight[column + i - begin]
+        lane = (i - begin) % LANES
+        if inverse_step >= 0.0:
+            theta = _fraction(abs(x) * inverse_step)
+            lanes[lane] += w * (theta * (1.0 - theta))
+            lanes[lane + LANES] += w
+        else:
+            low, high = _bfloat16_neighbours(abs(delta[i]))
+            lanes[lane] += w * ((high - abs(x)) * (abs(x) - low))
+            lanes[lane + LANES] += w * ((high - low) * (high - low))
         if words[i] > last:
-            lanes[lane + 2 * LANES] += weight[i] * (x * x)
-    return _fold(lanes[:LANES]), _fold(lanes[LANES : 2 * LANES]), _fold(lanes[2 * LANES : 3 * LANES])
+            lanes[lane + 2 * LANES] += w * (x * x)
+        lanes[lane + 3 * LANES] += x * x
+    return _fold(lanes, 0), _fold(lanes, LANES), _fold(lanes, 2 * LANES), _fold(lanes, 3 * LANES)
+
+
+@njit(nogil=True, error_model="numpy")
+def _survivor_sums(x, value, begin, end, lanes):
+    """Sums of x^2 and of (x - value)^2."""
+    stop = survivor_lanes(x, value, begin, end, lanes)
+    for e in range(stop, end):
+        residual = x[e] - np.float64(value[e])
+        lanes[e - stop] += x[e] * x[e]
+        lanes[e - stop + LANES] += residual * residual
+    return _fold(lanes, 0), _fold(lanes, LANES)
+
+
+@njit(nogil=True, error_model="numpy")
+def _weighted_survivor_sums(x, value, index, begin, end, weight, offset):
+    energy = 0.0
+    realised = 0.0
+    for e in range(begin, end):
+        w = weight[index[e] + offset]
+        energy += w * (x[e] * x[e])
+        residual = x[e] - np.float64(value[e])
+        realised += w * (residual * residual)
+    return energy, realised
 
 
 @njit(nogil=True, error_model="numpy")
@@ -152,6 +165,15 @@ def _peak(delta):
     peak = bits_of(abs(delta[0]))
     for i in range(delta.size):
         peak = max(peak, bits_of(abs(delta[i])))
+    return float_of(peak)
+
+
+@njit(nogil=True, error_model="numpy")
+def _largest(bits):
+    """Largest magnitude of the floats with these bits."""
+    peak = bits_of(abs(float_of(bits[0])))
+    for i in range(bits.size):
+        peak = max(peak, bits_of(abs(float_of(bits[i]))))
     return float_of(peak)
 
 
@@ -254,8 +276,8 @@ def survivors(k0, k1, start, count, threshold, index):
 
 
 @njit(nogil=True, error_model="numpy")
-def _quantise(x, dither, scale, levels, rescale, chances, symbol, value, residual):
-    """Symbols and decoded values of the survivors of one segment of a span."""
+def _quantise(x, dither, scale, levels, rescale, chances, symbol, value):
+    """Symbols and decoded values of the survivors of one span."""
     inverse_step = levels / scale if scale > 0.0 else 0.0
     divisor = levels * rescale
     for e in range(x.size):
@@ -265,43 +287,24 @@ def _quantise(x, dither, scale, levels, rescale, chances, symbol, value, residua
         code = level if x[e] >= 0.0 else -level
         symbol[e] = np.uint8(np.int32(code + levels))
         value[e] = np.float32(code * scale / divisor)
-        residual[e] = x[e] - np.float64(value[e])
 
 
 @njit(nogil=True, error_model="numpy")
-def _round_bfloat16(x, dither, rescale, chances, low, high, value, residual):
-    """The two bytes and the decoded values of the survivors of one segment, rounded to bfloat16."""
+def _round_bfloat16(x, dither, rescale, chances, bits, value):
+    """Bits and decoded values of the survivors of one span, rounded to bfloat16; a zero is positive."""
     for e in range(x.size):
         size = abs(x[e])
         down, up = _bfloat16_neighbours(size)
         rounded = up if dither[e] * (up - down) < (size - down) * chances else down
-        code = rounded if x[e] >= 0.0 else -rounded
-        bits = np.uint32(bits_of(np.float32(code)) >> np.uint32(16)) if rounded > 0.0 else np.uint32(0)
-        low[e] = np.uint8(bits & np.uint32(0xFF))
-        high[e] = np.uint8(bits >> np.uint32(8))
-        value[e] = np.float32(code / rescale)
-        residual[e] = x[e] - np.float64(value[e])
-
-
-@njit(nogil=True, error_model="numpy")
-def _survivor_sums(x, residual, lanes):
-    return _square_sum(x.view(np.uint64), lanes), _square_sum(residual.view(np.uint64), lanes)
-
-
-@njit(nogil=True, error_model="numpy")
-def _weighted_survivor_sums(x, residual, offset, weight):
-    energy = 0.0
-    realised = 0.0
-    for e in range(x.size):
-        energy += weight[offset[e]] * (x[e] * x[e])
-        realised += weight[offset[e]] * (residual[e] * residual[e])
-    return energy, realised
+        code = np.float32(-rounded if x[e] < 0.0 and rounded > 0.0 else rounded)
+        bits[e] = np.uint16(bits_of(code) >> np.uint32(16))
+        value[e] = np.float32(np.float64(code) / rescale)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def encode(
     base, finetuned, keep, weight, columns, k0, k1, start, threshold, levels, span, rescale, limit,
-    delta, scales, low, high, rows, totals, counts, first,
+    delta, scales, symbols, bfloats, rows, totals, counts, first,
 ):  # fmt: skip
     """Difference, mask, quantise and measure one block.
 
@@ -313,13 +316,13 @@ def encode(
     limit             a sum of base and value overflows when its magnitude reaches this
     delta             scratch of the float type, at least one tile long
     scales            out: uint16 [ceil(n / span)]
-    low, high         out: uint8 [n]; low holds code + levels, or both the bytes of the bfloat16 survivor
+    symbols           out: uint8 [n], code + levels of each survivor (levels > 0)
+    bfloats           out: uint16 [n], bits of each survivor (levels 0)
     rows, totals, counts, first   out: the moments, in the order of the constants above
     """
     count = base.size
     quantised = levels > 0
-    tile = span * max(1, TILE // span) if quantised else TILE
-    tile = min(tile, count)
+    tile = min(count, span * max(1, TILE // span))
     weighted = weight.size > 0
     stored = keep.size > 0
     chances = 4294967296.0 if stored else np.float64(threshold)
@@ -327,12 +330,11 @@ def encode(
     if not stored and threshold > np.uint64(0):
         last = np.uint32(threshold - np.uint64(1))
     words = np.empty(tile + 72, np.uint32)
-    mask = np.empty(tile, np.uint32)  # what is compared with `last`: the words, or the stored mask
+    mask = np.ones(tile, np.uint32)  # stands in for the words where they do not decide: 1 > last = 0 is dropped
     index = np.empty(tile + 72, np.int32)
-    lanes = np.zeros(3 * LANES)
+    lanes = np.zeros(4 * LANES)
     x = np.empty(tile)
     dither = np.empty(tile)
-    residual = np.empty(tile)
     value = np.empty(tile, np.float32)
     kept = 0
     for lo in range(0, count, tile):
@@ -341,106 +343,93 @@ def encode(
         d = delta[:size]
         _difference(base[lo:hi], finetuned[lo:hi], d)
         if _peak(d) <= LARGEST_BFLOAT16:
-            totals[BASE_ENERGY] += _square_sum(base[lo:hi], lanes)
+            totals[BASE_ENERGY] += _square_sum(base, lo, hi, lanes)
         else:
             totals[BASE_ENERGY] += _set_aside(base[lo:hi], finetuned[lo:hi], lo, d, counts, first)
         counts[CHANGED] += _nonzeros(d)
-        skip = _draw(k0, k1, start + np.uint64(lo), size, words)
-        drawn = words[skip:]
-        compared = drawn
+
+        # who survives
+        drawn = words[_draw(k0, k1, start + np.uint64(lo), size, words) :]
+        compared = mask
+        found = 0
         if stored:
-            found = 0
             for i in range(size):
                 mask[i] = np.uint32(keep[lo + i] == 0)
                 index[found] = i
                 found += np.int64(keep[lo + i] != 0)
-            compared = mask
         elif threshold > np.uint64(0):
+            compared = drawn
             found = _tile_survivors(drawn, size, last, index)
-        else:
-            found = 0
-            compared = mask
-            mask[:] = np.uint32(1)
-        survivor = 0
+        for e in range(found):
+            x[e] = np.float64(d[index[e]])
+            dither[e] = np.float64(drawn[index[e]])
+
+        quantised_to = 0
+        summed_to = 0
         for span_lo in range(0, size, span):
             span_hi = min(span_lo + span, size)
-            peak = _peak(d[span_lo:span_hi])
-            totals[LARGEST_DELTA] = max(totals[LARGEST_DELTA], np.float64(peak))
-            scale = 0.0
-            inverse_step = 0.0
-            step = 0.0
+            peak = np.float64(_peak(d[span_lo:span_hi]))
+            totals[LARGEST_DELTA] = max(totals[LARGEST_DELTA], peak)
+            begin = quantised_to
+            while quantised_to < found and index[quantised_to] < span_hi:
+                quantised_to += 1
+            xs = x[begin:quantised_to]
+            dithers = dither[begin:quantised_to]
+            values = value[begin:quantised_to]
+            step = 1.0
+            inverse_step = -1.0
             if quantised:
                 scale_bits = _scale(peak)
                 scales[(lo + span_lo) // span] = scale_bits
                 scale = np.float64(float_of(scale_bits))
-                if scale > 0.0:
-                    inverse_step = levels / scale
-                    step = scale / levels
+                step = scale / levels
+                inverse_step = levels / scale if scale > 0.0 else 0.0
+                out = symbols[kept + begin : kept + quantised_to]
+                _quantise(xs, dithers, scale, levels, rescale, chances, out, values)
+            else:
+                bits = bfloats[kept + begin : kept + quantised_to]
+                _round_bfloat16(xs, dithers, rescale, chances, bits, values)
+
+            # moments, row by row
             at = span_lo
+            row = (lo + at) // columns
             while at < span_hi:
-                row = (lo + at) // columns
                 end = min(span_hi, (row + 1) * columns - lo)
-                column = lo + at - row * columns
-                segment = d[at:end]
-                w = weight[column : column + end - at] if weighted else weight
-                # every entry: the quantiser's variance and its proxy, and the energy of the dropped
-                if quantised:
-                    if weighted:
-                        spread, mass, dropped = _weighted_span_sums(
-                            segment, compared[at:end], last, inverse_step, w, lanes
-                        )
-                    else:
-                        spread, dropped = _span_sums(segment, compared[at:end], last, inverse_step, lanes)
-                        mass = np.float64(end - at)
-                    rows[VARIANCE, row] += spread * (step * step)
-                    rows[PROXY, row] += mass * (step * step) * 0.25
-                else:
-                    if weighted:
-                        spread, mass, dropped = _weighted_bfloat16_sums(
-                            segment, compared[at:end], last, w, lanes
-                        )
-                    else:
-                        spread, mass, dropped = _bfloat16_sums(segment, compared[at:end], last, lanes)
-                    rows[VARIANCE, row] += spread
-                    rows[PROXY, row] += mass * 0.25
-                # the survivors
-                begin = survivor
-                while survivor < found and index[survivor] < end:
-                    i = index[survivor]
-                    x[survivor - begin] = np.float64(d[i])
-                    dither[survivor - begin] = np.float64(drawn[i])
-                    survivor += 1
-                number = survivor - begin
-                if number > 0:
-                    out = kept + begin
-                    xs, dithers = x[:number], dither[:number]
-                    values, residuals = value[:number], residual[:number]
-                    if quantised:
-                        _quantise(
-                            xs, dithers, scale, levels, rescale, chances,
-                            low[out : out + number], values, residuals,
-                        )  # fmt: skip
-                    else:
-                        _round_bfloat16(
-                            xs, dithers, rescale, chances,
-                            low[out : out + number], high[out : out + number], values, residuals,
-                        )  # fmt: skip
-                    if weighted:
-                        energy, realised = _weighted_survivor_sums(xs, residuals, index[begin:survivor] - at, w)
-                    else:
-                        energy, realised = _survivor_sums(xs, residuals, lanes)
-                    rows[ENERGY, row] += energy
-                    rows[REALISED, row] += realised
-                    totals[LARGEST_VALUE] = max(totals[LARGEST_VALUE], np.float64(_peak(values)))
-                    for e in range(number):
-                        i = lo + index[begin + e]
-                        if value[e] != 0 and not abs(float_of(base[i]) + value[e]) < limit:
-                            _note(OVERFLOW, i, counts, first)
-                rows[ENERGY, row] += dropped
-                rows[REALISED, row] += dropped
                 if weighted:
-                    totals[DELTA_ENERGY] += _float_square_sum(segment)
+                    column = lo + at - row * columns
+                    spread, steps, dropped, energy = _weighted_sums(
+                        d, compared, at, end, last, inverse_step, weight, column, lanes
+                    )
+                    totals[DELTA_ENERGY] += energy
+                elif quantised:
+                    spread, dropped = _span_sums(d, compared, at, end, last, inverse_step, lanes)
+                    steps = np.float64(end - at)
+                else:
+                    spread, steps, dropped = _bfloat16_sums(d, compared, at, end, last, lanes)
+                begin = summed_to
+                while summed_to < found and index[summed_to] < end:
+                    summed_to += 1
+                if weighted:
+                    energy, realised = _weighted_survivor_sums(
+                        x, value, index, begin, summed_to, weight, lo - row * columns
+                    )
+                else:
+                    energy, realised = _survivor_sums(x, value, begin, summed_to, lanes)
+                rows[ENERGY, row] += dropped + energy
+                rows[VARIANCE, row] += spread * (step * step)
+                rows[PROXY, row] += steps * (step * step) * 0.25
+                rows[REALISED, row] += dropped + realised
                 at = end
+                row += 1
+
+        if found > 0:
+            largest = np.float64(_peak(value[:found]))
+            totals[LARGEST_VALUE] = max(totals[LARGEST_VALUE], largest)
+            if not largest + np.float64(_largest(base[lo:hi])) < 0.5 * limit:  # far from it: no need to look
+                for e in range(found):
+                    i = lo + index[e]
+                    if value[e] != 0 and not abs(float_of(base[i]) + value[e]) < limit:
+                        _note(OVERFLOW, i, counts, first)
         kept += found
     if not weighted:
         totals[DELTA_ENERGY] = rows[ENERGY].sum()

@@ -3,8 +3,9 @@
 A compiler may vectorise a float sum only by reordering it, and then the last digits depend on the width of
 the machine's registers.  The loops here are written as vectors from the start: element ``i`` is added to
 lane ``i % 16``, whatever the machine, so a sum of ``n`` terms has the same bits everywhere (and a radius of
-``(n/16 + 4) u`` times the sum of absolute terms, ``u = 2**-53``).  Each intrinsic handles the first
-``n - n % 16`` elements and returns that number; the caller adds the rest and folds the lanes.
+``(n/16 + 5) u`` times the sum of absolute terms, ``u = 2**-53``).  Each intrinsic works on elements
+``begin .. end - 1``, stops before the last incomplete vector, and returns where; the caller adds the rest
+and folds the lanes.  (Bounds instead of slices: a slice costs two atomic reference counts.)
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def _generate(
     context: Any,
     builder: Builder,
     arrays: Sequence[tuple[Any, Value]],
+    bounds: tuple[Value, Value],
     lanes: tuple[Any, Value],
     sums: int,
     terms: Callable[..., Sequence[Value]],
@@ -68,11 +70,11 @@ def _generate(
     """The loop: load one vector of each array, compute ``sums`` terms, add them to as many sets of lanes."""
     views = [(kind, context.make_array(kind)(context, builder, value)) for kind, value in arrays]
     out = context.make_array(lanes[0])(context, builder, lanes[1])
-    size = builder.extract_value(views[0][1].shape, 0)
-    full = builder.and_(size, ir.Constant(size.type, -LANES))
+    begin, end = bounds
+    size = builder.sub(end, begin)
+    stop = builder.add(begin, builder.and_(size, ir.Constant(size.type, -LANES)))
     totals = [cgutils.alloca_once_value(builder, _constant(_DOUBLE, 0.0)) for _ in range(sums)]
-    zero, step = ir.Constant(size.type, 0), ir.Constant(size.type, LANES)
-    with cgutils.for_range_slice(builder, zero, full, step) as (i, _):
+    with cgutils.for_range_slice(builder, begin, stop, ir.Constant(size.type, LANES)) as (i, _):
         vectors = []
         for kind, view in views:
             vector = ir.VectorType(context.get_value_type(kind.dtype), LANES)
@@ -83,11 +85,11 @@ def _generate(
     for number, total in enumerate(totals):
         place = builder.gep(out.data, [ir.Constant(size.type, number * LANES)])
         builder.store(builder.load(total), builder.bitcast(place, ir.PointerType(_DOUBLE)), align=8)
-    return full
+    return stop
 
 
 @intrinsic
-def square_lanes(_: Any, bits: Any, lanes: Any) -> Any:
+def square_lanes(_: Any, bits: Any, begin: Any, end: Any, lanes: Any) -> Any:
     """Sum of squares of the floats with these bits (bfloat16, float32 or float64), into ``lanes[0:16]``."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
@@ -96,17 +98,17 @@ def square_lanes(_: Any, bits: Any, lanes: Any) -> Any:
             return [builder.fmul(x, x)]
 
         kinds = signature.args
-        return _generate(context, builder, [(kinds[0], args[0])], (kinds[1], args[1]), 1, terms)
+        return _generate(context, builder, [(kinds[0], args[0])], args[1:3], (kinds[3], args[3]), 1, terms)
 
-    return types.int64(bits, lanes), generate
+    return types.int64(bits, types.int64, types.int64, lanes), generate
 
 
 @intrinsic
-def span_lanes(_: Any, delta: Any, words: Any, last: Any, inverse_step: Any, lanes: Any) -> Any:
+def span_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, inverse_step: Any, lanes: Any) -> Any:
     """th (1 - th) with th = frac(|d| * inverse_step), into ``lanes[0:16]``; d^2 where word > last, into [16:32]."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        limit, inverse = _splat(builder, args[2]), _splat(builder, args[3])
+        limit, inverse = _splat(builder, args[4]), _splat(builder, args[5])
 
         def terms(d: Value, w: Value) -> list[Value]:
             x = _as_double(builder, d)
@@ -116,20 +118,36 @@ def span_lanes(_: Any, delta: Any, words: Any, last: Any, inverse_step: Any, lan
             return [spread, _dropped_square(builder, x, w, limit)]
 
         kinds = signature.args
-        return _generate(
-            context, builder, list(zip(kinds[:2], args[:2], strict=True)), (kinds[4], args[4]), 2, terms
-        )
+        arrays = list(zip(kinds[:2], args[:2], strict=True))
+        return _generate(context, builder, arrays, args[2:4], (kinds[6], args[6]), 2, terms)
 
-    return types.int64(delta, words, last, inverse_step, lanes), generate
+    bound = types.int64
+    return types.int64(delta, words, bound, bound, types.uint32, types.float64, lanes), generate
 
 
 @intrinsic
-def bfloat16_lanes(_: Any, delta: Any, words: Any, last: Any, lanes: Any) -> Any:
+def survivor_lanes(_: Any, x: Any, value: Any, begin: Any, end: Any, lanes: Any) -> Any:
+    """x^2 into ``lanes[0:16]`` and (x - value)^2 into [16:32]; x float64, value float32."""
+
+    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
+        def terms(d: Value, v: Value) -> list[Value]:
+            residual = builder.fsub(d, _as_double(builder, v))
+            return [builder.fmul(d, d), builder.fmul(residual, residual)]
+
+        kinds = signature.args
+        arrays = list(zip(kinds[:2], args[:2], strict=True))
+        return _generate(context, builder, arrays, args[2:4], (kinds[4], args[4]), 2, terms)
+
+    return types.int64(x, value, types.int64, types.int64, lanes), generate
+
+
+@intrinsic
+def bfloat16_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, lanes: Any) -> Any:
     """With lo <= |d| <= hi the nearest bfloat16 values: (hi - |d|)(|d| - lo) into ``lanes[0:16]``, (hi - lo)^2
     into [16:32]; d^2 where word > last, into [32:48]."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        limit = _splat(builder, args[2])
+        limit = _splat(builder, args[4])
 
         def terms(d: Value, w: Value) -> list[Value]:
             low, high = _bfloat16_neighbours(builder, _unary(builder, "fabs", d))
@@ -140,11 +158,10 @@ def bfloat16_lanes(_: Any, delta: Any, words: Any, last: Any, lanes: Any) -> Any
             return [spread, builder.fmul(step, step), _dropped_square(builder, x, w, limit)]
 
         kinds = signature.args
-        return _generate(
-            context, builder, list(zip(kinds[:2], args[:2], strict=True)), (kinds[3], args[3]), 3, terms
-        )
+        arrays = list(zip(kinds[:2], args[:2], strict=True))
+        return _generate(context, builder, arrays, args[2:4], (kinds[5], args[5]), 3, terms)
 
-    return types.int64(delta, words, last, lanes), generate
+    return types.int64(delta, words, types.int64, types.int64, types.uint32, lanes), generate
 
 
 def _dropped_square(builder: Builder, x: Value, w: Value, limit: Value) -> Value:
@@ -186,7 +203,7 @@ def mask_of_words(_: Any, words: Any, at: Any, last: Any) -> Any:
         below = builder.icmp_unsigned("<=", builder.load(place, align=4), limit)
         return builder.bitcast(below, ir.IntType(64))
 
-    return types.uint64(words, at, last), generate
+    return types.uint64(words, types.int64, types.uint32), generate
 
 
 @intrinsic
