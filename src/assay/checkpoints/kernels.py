@@ -28,6 +28,7 @@ from assay.checkpoints.lanes import (
 from assay.numerics.philox import fill_words
 
 TILE = 4096  # elements worked on at once: the buffers of one tile stay in the first-level cache
+SLACK = 72  # room past the end of words and positions, for the last whole vector and the last batch
 LARGEST_BFLOAT16 = float(np.array(0x7F7F0000, np.uint32).view(np.float32))
 
 # Layout of the result arrays of `encode`: float64 [4, rows], float64 [4], int64 [6] and int64 [6].
@@ -219,7 +220,7 @@ def _scale(peak):
 
 @njit(nogil=True, error_model="numpy")
 def _positions(words, last, index):
-    """Write the positions of words <= last, ascending; ``words`` is a multiple of 64 long, index 8 longer."""
+    """Write the positions of words <= last, ascending; ``words`` is a multiple of 64 long, ``index`` 8 longer."""
     filled = 0
     for lo in range(0, words.size, 64):
         mask = mask_of_words(words, lo, last)
@@ -257,12 +258,12 @@ def _tile_survivors(words, count, last, index):
 def survivors(k0, k1, start, count, threshold, index):
     """Positions ``i < count`` whose word ``start + i`` is below ``threshold``; returns their number.
 
-    ``index``: int32, at least ``count + 8`` long (the slack is scratch).
+    ``index``: int32, ``count + SLACK`` long.
     """
     if threshold == np.uint64(0):
         return 0
     last = np.uint32(threshold - np.uint64(1))
-    words = np.empty(TILE + 72, np.uint32)
+    words = np.empty(TILE + SLACK, np.uint32)
     filled = 0
     for lo in range(0, count, TILE):
         size = min(TILE, count - lo)
@@ -329,9 +330,9 @@ def encode(
     last = np.uint32(0)
     if not stored and threshold > np.uint64(0):
         last = np.uint32(threshold - np.uint64(1))
-    words = np.empty(tile + 72, np.uint32)
+    words = np.empty(tile + SLACK, np.uint32)
     mask = np.ones(tile, np.uint32)  # stands in for the words where they do not decide: 1 > last = 0 is dropped
-    index = np.empty(tile + 72, np.int32)
+    index = np.empty(tile + SLACK, np.int32)
     lanes = np.zeros(4 * LANES)
     x = np.empty(tile)
     dither = np.empty(tile)
