@@ -55,7 +55,7 @@ def phi(drop_prob: Any = None, *, keep_prob: Any = None) -> Any:
         InputError: none or both of the arguments given, or a value outside [0, 1].
 
     >>> phi(0.5), phi(keep_prob=1e-300)
-    (0.5, 0.0014476482730108394)
+    (0.5, 0.0014476482730108396)
     >>> round(phi(0.25), 15)                                     # 1/(2 ln 3)
     0.455119613313419
     """
