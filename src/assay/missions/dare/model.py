@@ -233,23 +233,30 @@ class BernoulliSum:
     def log_mgf(self, t: float) -> LogMgf:
         """K(t) = ln E e^{tX} with K'(t) and K''(t), for t >= 0 (use the mirror for t < 0).
 
-        Each coordinate is b x + ln(1 + b expm1(-x)) with b = 1 - a and x = t s: no term overflows.
+        Each coordinate is b x + ln(a + b e^{-x}) with b = 1 - a and x = t s: no term overflows, and the
+        logarithm is taken as log1p where its argument is near 1.
         """
-        b, x = self.complement, t * self.scale
-        minus = np.expm1(-x)
-        tilted = 1.0 + b * minus  # the tilted coordinate's normaliser times e^{-bx}
-        spread = self.scale * self.prob * b / tilted
+        a, b, x = self.prob, self.complement, t * self.scale
+        minus, decay = np.expm1(-x), np.exp(-x)
+        normaliser = a + b * decay
+        spread = self.scale * a * b / normaliser
+        logs = np.where(normaliser < 0.5, np.log(normaliser), np.log1p(np.maximum(b * minus, -0.75)))
         return LogMgf(
-            float(np.sum(b * x + np.log1p(b * minus))),
+            float(np.sum(b * x + logs)),
             float(-np.sum(spread * minus)),
-            float(np.sum(spread * self.scale * (1.0 + minus) / tilted)),
+            float(np.sum(spread * self.scale * decay / normaliser)),
         )
 
     def tilt(self, t: float) -> BernoulliSum:
         """The coordinates under dP_t = e^{tX - K(t)} dP, centred at their tilted means (t >= 0)."""
-        minus = np.expm1(-t * self.scale)
-        normaliser = 1.0 + self.complement * minus
-        return BernoulliSum(self.scale, self.prob / normaliser, self.complement * (1.0 + minus) / normaliser)
+        rest = self.complement * np.exp(-t * self.scale)
+        normaliser = self.prob + rest
+        return BernoulliSum(self.scale, self.prob / normaliser, rest / normaliser)
+
+    def varying(self) -> BernoulliSum:
+        """Without the coordinates that do not vary (a tilt may make one certain to rounding)."""
+        keep = (self.scale > 0.0) & (self.prob > 0.0) & (self.complement > 0.0)
+        return BernoulliSum(self.scale[keep], self.prob[keep], self.complement[keep])
 
     def proxy(self) -> float:
         """Kearns-Saul variance proxy v = sum s_j^2 Phi(a_j)/2:  ln E e^{tX} <= v t^2/2 for every t."""
@@ -276,10 +283,9 @@ def centred_law(coefficients: ArrayLike, drop_prob: Any, rescale: Any = None) ->
     c, p, q = _float_parameters(coefficients, drop_prob, rescale)
     p = np.broadcast_to(p, c.shape)
     scale = np.abs(c) / q
-    varies = (scale > 0.0) & (p > 0.0) & (p < 1.0)
     dropped_is_larger = c > 0.0
     prob, complement = np.where(dropped_is_larger, p, 1.0 - p), np.where(dropped_is_larger, 1.0 - p, p)
-    return BernoulliSum(scale[varies], prob[varies], complement[varies])
+    return BernoulliSum(scale, prob, complement).varying()
 
 
 def log_mgf(t: float, coefficients: ArrayLike, drop_prob: Any, rescale: Any = None) -> LogMgf:

@@ -64,9 +64,10 @@ def threshold(law: BernoulliSum, gamma: float, bins: int) -> Bracket:
     mass = upper_tail.beyond(levels) + lower_tail.beyond(levels)
     slack = eta + upper_tail.error(levels) + lower_tail.error(levels)
     enough = np.flatnonzero(mass + slack <= gamma)
-    reached = np.flatnonzero(mass - slack <= gamma)
+    # Far below the level a tilted tail knows little: the last level certainly exceeded counts.
+    exceeded = np.flatnonzero(mass - slack > gamma)
     upper = min(ceiling, float(levels[enough[0]]) + deviation) if enough.size else ceiling
-    lower = float(levels[reached[0]]) - deviation if reached.size and reached[0] > 0 else 0.0
+    lower = float(levels[min(exceeded[-1] + 1, levels.size - 1)]) - deviation if exceeded.size else 0.0
     return Bracket(min(max(0.0, lower), upper), upper)
 
 
@@ -128,7 +129,7 @@ class _LatticeTail:
         else:
             # Room for the rounded sum to reach further than the sum itself.
             room = min(law.scale.size, bins // 64) + 4
-            step = 2.0 * chernoff.split_threshold(law.tilt(t), mass) / (bins - room)
+            step = 2.0 * chernoff.split_threshold(law.tilt(t).varying(), mass) / (bins - room)
             k = np.rint(law.scale / step)
             residue = law.scale - k * step
         rounded = BernoulliSum(k * step, law.prob, law.complement)
@@ -136,7 +137,7 @@ class _LatticeTail:
         tilted = rounded.tilt(t)
         index = BernoulliSum(k[used], tilted.prob[used], tilted.complement[used])
         reach = bins // 2 - 2
-        wrap = chernoff.tail(index, reach) + chernoff.tail(index.mirror(), reach)
+        wrap = chernoff.tail(index.varying(), reach) + chernoff.tail(index.varying().mirror(), reach)
         masses = np.fft.irfft(_characteristic(k[used].astype(np.int64) % bins, index.prob, bins), bins)
         rounding = 2.0**-53 * math.sqrt(2.0 * bins * float(masses @ masses)) * 8.0 * (k.size + math.log2(bins))
         first = round(float(np.sum(index.scale * index.prob))) - bins // 2
