@@ -34,6 +34,8 @@ from assay.checkpoints.header import (
 )
 from assay.core.errors import InputError
 
+#: the file that marks a model folder written by assay
+MARKER = "assay.json"
 MAX_OPEN_FILES = 16
 MAX_CARRIED_BYTES = 256 * 2**20
 MAX_JSON_BYTES = MAX_HEADER_BYTES
@@ -591,6 +593,8 @@ def _reason_to_ignore(path: Path) -> str | None:
     suffix = path.suffix.lower()
     if path.name.startswith("."):
         return "hidden"
+    if path.name == MARKER:
+        return "marks an output of assay"
     if path.is_dir():
         return "subfolder"
     if not path.is_file():
