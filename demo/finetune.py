@@ -135,7 +135,9 @@ def accuracy(folder: Path, corpus: Corpus, recipe: Recipe, head: nn.Linear | Non
     model = Classifier(folder, len(corpus.topics), recipe.max_length).eval()
     if head is None:
         stored = load_file(folder / "model.safetensors")
-        model.head.load_state_dict({name: stored[f"classifier.{name}"].float() for name in ("weight", "bias")})
+        model.head.load_state_dict(
+            {name: stored[f"classifier.{name}"].float() for name in ("weight", "bias")}
+        )
     else:
         model.head = head
     with torch.inference_mode():
