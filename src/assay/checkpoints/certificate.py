@@ -145,6 +145,7 @@ def tensor_record(
     calibrated: bool = False,
     gamma: Fraction = Fraction(1, 100),
     more_tails: Sequence[Mapping[str, Any]] = (),
+    guarantee: float | None = None,
 ) -> dict[str, Any]:
     """What the certificate says of one tensor."""
     record: dict[str, Any] = {
@@ -177,6 +178,7 @@ def tensor_record(
             "optimal_rescale": _rounded(exact.optimal_rescale, "inf"),
             "optimal_mean_square": _rounded(exact.optimal_mean_square),
         },
+        **({} if guarantee is None else {"guarantee": encode_number(guarantee)}),
         "tails": [*tails(facts, exact, plan.drop_prob, plan.rescale, gamma), *more_tails] if treatment == "dropped" else [],
     }
     return record
