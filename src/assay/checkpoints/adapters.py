@@ -169,13 +169,14 @@ class Adapter:
         if update is None and stored.dtype == info.dtype:
             return rows
         working = np.float64 if "F64" in (info.dtype, stored.dtype) else np.float32
-        merged = rows.view(DTYPES[stored.dtype]).astype(working)
-        finite = np.isfinite(merged)
+        below = rows.view(DTYPES[stored.dtype])
+        merged = below.astype(working)
         if update is not None:
             left, right = self._factors(update, start, stop, working)
             _add_product(merged, left, right, working(update.scale))
         rounded = _round(merged, info)
-        lost = int(np.count_nonzero(finite & ~np.isfinite(rounded)))
+        finite = np.isfinite(rounded)
+        lost = 0 if finite.all() else int(np.count_nonzero(np.isfinite(below) & ~finite))
         if lost:
             raise InputError(
                 f"{self.path}: {lost} merged values of {name!r} are not finite though the base's are; it "
