@@ -6,6 +6,7 @@ This is the definition, in plain Python; `assay_verify.fast` does the same with 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,9 @@ from assay_verify import floats, philox
 from assay_verify.codec import Scheme, Survivors
 from assay_verify.outcome import Rejected
 
-__all__ = ["Sums", "measure"]
+__all__ = ["Sums", "add_zigzag", "measure"]
+
+UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,18 @@ def measure(
             )
         )
     return len(kept), rows
+
+
+def add_zigzag(base: bytes, zigzag: bytes, width: int) -> bytes:
+    """The elements of `base` plus the signed differences that `zigzag` codes, modulo 2^(8 width).
+
+    >>> add_zigzag(bytes([10, 20, 30]), bytes([2, 1, 0]), 1)
+    b'\\x0b\\x13\\x1e'
+    """
+    form = f"<{len(base) // width}{UNSIGNED[width]}"
+    mask = (1 << 8 * width) - 1
+    pairs = zip(struct.unpack(form, base), struct.unpack(form, zigzag), strict=True)
+    return struct.pack(form, *((old + ((z >> 1) ^ -(z & 1))) & mask for old, z in pairs))
 
 
 def _quantise(

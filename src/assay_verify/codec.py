@@ -23,7 +23,6 @@ __all__ = [
     "LOSSLESS",
     "Scheme",
     "Survivors",
-    "add_zigzag",
     "coded_entries",
     "decode_planes",
     "decode_survivors",
@@ -32,7 +31,6 @@ __all__ = [
 BLOCK = 1 << 20  # elements in a block, about
 LEVELS = {2: 1, 3: 3, 4: 7, 8: 127}
 SURVIVORS, LOSSLESS, EXACT = 1, 2, 3
-UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 RAW, DEFLATE, DEFLATE_SYMBOLS, GAPS, DEFLATE_GAPS = range(5)
 
 _HEAD = struct.Struct("<BBI")
@@ -111,18 +109,6 @@ def decode_planes(payload: bytes, kind: int, width: int, count: int) -> bytes:
     for plane, (coding, stream) in enumerate(parts):
         data[plane::width] = _plain(coding, stream, count)
     return bytes(data)
-
-
-def add_zigzag(base: bytes, zigzag: bytes, width: int) -> bytes:
-    """The elements of `base` plus the signed differences that `zigzag` codes, modulo 2^(8 width).
-
-    >>> add_zigzag(bytes([10, 20, 30]), bytes([2, 1, 0]), 1)
-    b'\\x0b\\x13\\x1e'
-    """
-    form = f"<{len(base) // width}{UNSIGNED[width]}"
-    mask = (1 << 8 * width) - 1
-    pairs = zip(struct.unpack(form, base), struct.unpack(form, zigzag), strict=True)
-    return struct.pack(form, *((old + ((z >> 1) ^ -(z & 1))) & mask for old, z in pairs))
 
 
 def _split(payload: bytes, kind: int, streams: int, most: int) -> tuple[int, list[tuple[int, bytes]]]:

@@ -10,7 +10,7 @@ from typing import Any
 from assay_verify import certificate, delta, weights
 from assay_verify.canonical import MAX_BYTES
 from assay_verify.outcome import Misuse, Rejected, Report
-from assay_verify.tensors import looks_like_one, open_checkpoint
+from assay_verify.tensors import Tensor, looks_like_one, open_checkpoint
 
 __all__ = ["check"]
 
@@ -72,7 +72,9 @@ def _check_pack(
         opened = delta.open_delta(paths["delta"])
     if opened is not None:
         delta.check_against(opened, document, report)
-    sides = {name: open_checkpoint(paths[name]) for name in ("base", "finetuned") if name in paths}
+    sides: dict[str, dict[str, Tensor]] = {
+        name: open_checkpoint(paths[name]) for name in ("base", "finetuned") if name in paths
+    }
     weights.check(document, report, opened, sides)
 
 

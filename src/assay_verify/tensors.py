@@ -158,7 +158,9 @@ def _tensor(name: str, entry: Any, path: Path, start: int, size: int) -> Tensor:
     where = f"{path}: the tensor {name[:60]!r}"
     if not isinstance(entry, dict):
         raise Rejected(f"{where} is not described by an object")
-    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or not is_shape(shape) or not is_shape(offsets) or len(offsets) != 2:
         raise Rejected(f"{where} lacks its dtype, shape or data_offsets")
     if dtype not in BYTES:

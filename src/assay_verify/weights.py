@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from assay_verify import blocks, codec, exact, floats, pack, philox
+from assay_verify import blocks, codec, exact, fast, floats, pack, philox
 from assay_verify.blocks import Sums
 from assay_verify.delta import Delta
 from assay_verify.outcome import Rejected, Report
@@ -18,6 +18,8 @@ from assay_verify.tensors import BYTES, Tensor, fingerprint
 __all__ = ["check"]
 
 OWN_ROUNDING = Fraction(1, 2**40)  # more than the checker's own float64 sums can lose, relatively
+
+engine = fast if fast.AVAILABLE else blocks
 
 Sides = Mapping[str, Mapping[str, Tensor]]
 
@@ -52,6 +54,7 @@ def check(document: Mapping[str, Any], report: Report, delta: Delta | None, side
             _check_lossy(records[name], settings, base[name], finetuned[name], delta, plan)
         elif delta is not None and plan is not None:
             _check_exact(data, base.get(name), finetuned, delta, plan)
+    report.checked.append(f"weights read with {'numpy' if fast.AVAILABLE else 'the standard library'}")
     report.unchecked = [line for line in report.unchecked if not line.startswith("the facts")]
     calibrated = sum(r.calibrated for r in records.values())
     known = len(records) - calibrated
@@ -183,7 +186,7 @@ def _check_lossy(
         stored = None if payload is None else codec.decode_survivors(payload, scheme, count)
         start = place.first * finetuned.columns
         try:
-            found, sums = blocks.measure(old, data, finetuned.dtype, finetuned.columns, start, scheme, stored)
+            found, sums = engine.measure(old, data, finetuned.dtype, finetuned.columns, start, scheme, stored)
         except Rejected as error:
             raise Rejected(f"{where}, rows {place.first}..{place.last - 1}: {error}") from None
         kept += found
@@ -267,7 +270,7 @@ def _check_exact(
                 raise Rejected(f"{where} has too few blocks")
             kind = codec.LOSSLESS if place.in_base else codec.EXACT
             planes = codec.decode_planes(payload, kind, width, len(data) // width)
-            back = codec.add_zigzag(old, planes, width) if place.in_base else planes
+            back = engine.add_zigzag(old, planes, width) if place.in_base else planes
         if back != data:
             raise Rejected(f"{where} is called {treatment}, and does not come back bit for bit")
     if next(payloads, None) is not None:
