@@ -72,7 +72,8 @@ def inflated(tensor: Tensor, limit: int) -> Iterator[bytes]:
     coder, total = zlib.decompressobj(-15), 0
     what = f"{tensor.path}: {tensor.name!r}"
     for piece in tensor.pieces():
-        while piece:
+        full = False  # the coder may hold more output when it has eaten all input
+        while piece or full:
             try:
                 data = coder.decompress(piece, PIECE)
             except zlib.error:
@@ -83,7 +84,7 @@ def inflated(tensor: Tensor, limit: int) -> Iterator[bytes]:
             yield data
             if coder.unused_data:
                 raise Rejected(f"{what} has something after its end")
-            piece = coder.unconsumed_tail
+            piece, full = coder.unconsumed_tail, len(data) == PIECE
     if not coder.eof:
         raise Rejected(f"{what} is cut short")
 
