@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 from forging import Attack, Delta, container, deflate, halved, opened
@@ -51,10 +52,10 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     # The container.
     yield moved("delta-overlap", "overlaps the tensor before it", _overlap, "Two tensors that share bytes.")
     yield raw("delta-hole", 1, "leaves a hole", _with_hole(original), "Bytes that no tensor owns.")
-    yield moved("delta-beyond", "truncated, or its data_offsets", lambda o: o["embed"].__setitem__(1, 2**40), "A tensor that ends beyond the file.")
+    yield moved("delta-beyond", "data_offsets that do not fit", lambda o: o["embed"].__setitem__(1, 2**40), "A tensor that ends beyond the file.")
     yield raw("delta-truncated", 1, "is truncated", original[:-1], "A file cut short.")
     yield raw("delta-header-cut", 1, "its header does not fit", original[:100], "A header cut short.")
-    yield raw("delta-trailing", 1, "the tensors end at", original + b"x", "Something after the end.")
+    yield raw("delta-trailing", 1, "something after its end", original + b"x", "Something after the end.")
     yield raw("delta-header-length", 1, "its header does not fit", (2**63).to_bytes(8, "little") + original[8:], "A header of 2^63 bytes.")
     yield raw("delta-duplicate", 1, "duplicate key in the header", container({**header, "embedX": header["embed"]}, data).replace(b'"embedX"', b'"embed" '), "A tensor described twice.")
     yield raw("delta-type", 1, "must have type U8", original.replace(b'"embed":{"dtype":"U8"', b'"embed":{"dtype":"I8"'), "A payload of another type.")
@@ -75,6 +76,8 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     yield forge("delta-path-absolute", 1, "could leave its folder", lambda d: d.plan["files"][0].update(name="/etc/evil"), "Write to an absolute path.")
     yield forge("delta-path-windows", 1, "could leave its folder", lambda d: d.plan["files"][0].update(name="c:evil"), "Write to another drive.")
     yield forge("delta-path-carried", 1, "could leave its folder", lambda d: d.plan["carried"].append({"name": "a/../../evil", "bytes": 0, "sha256": "0" * 64, "from": "base"}), "Copy a file outside the output folder.")
+    yield forge("delta-relabelled", 1, "do not describe the tensors of the plan", lambda d: _relabel(d, "gain", "pain"), "An output header that names other tensors.")
+    yield forge("delta-retyped", 1, "do not describe the tensors of the plan", lambda d: _relabel(d, "F32", "I32"), "An output header that reads the same bytes as another type.")
     yield forge("delta-reserved", 1, "are reserved", lambda d: d.record("new").update(name="assay.plan"), "A model tensor that poses as the plan.")
     yield forge("delta-alias-forward", 1, "does not come before it", lambda d: d.record("head").update(of="same"), "An alias of a later tensor.")
     yield forge("delta-blocks", 1, "length of its blocks", lambda d: d.record("embed").update(blocks=[1]), "Blocks that do not add up.")
@@ -128,6 +131,12 @@ def _with_hole(original: bytes) -> bytes:
     begin, end = last["data_offsets"]
     last["data_offsets"] = [begin + 1, end + 1]
     return container(header, data[:begin] + b"x" + data[begin:])
+
+
+def _relabel(delta: Delta, old: str, new: str) -> None:
+    """Replace the first occurrence of a word in the output's header by one of the same length."""
+    header = zlib.decompress(delta.tensors["assay.header.0"], -15)
+    delta.tensors["assay.header.0"] = deflate(header.replace(old.encode(), new.encode(), 1))
 
 
 def _set_byte(delta: Delta, name: str, at: int, value: int) -> None:

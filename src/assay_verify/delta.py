@@ -16,7 +16,7 @@ from typing import Any
 
 from assay_verify.canonical import MAX_BYTES, array, digest, integer, mapping, name_of, parse, text
 from assay_verify.outcome import Misuse, Rejected, Report, Unsupported
-from assay_verify.tensors import PIECE, Tensor, is_plain_name, open_file
+from assay_verify.tensors import MAX_HEADER, PIECE, Tensor, is_plain_name, is_shape, open_file, parse_header
 
 __all__ = ["Delta", "check_against", "open_delta"]
 
@@ -137,6 +137,9 @@ def _check_tensors(delta: Delta) -> set[str]:
             raise Rejected(f"{where} is listed twice")
         if name.startswith("assay."):
             raise Rejected(f"{where}: names that begin with 'assay.' are reserved")
+        text(record, "dtype", where)
+        if not is_shape(record.get("shape")):
+            raise Rejected(f"{where}.shape is no shape")
         treatment = text(record, "treatment", where)
         if treatment not in TREATMENTS:
             raise Unsupported(f"{where}: the treatment {treatment[:40]!r} is unknown to this checker")
@@ -155,35 +158,58 @@ def _check_tensors(delta: Delta) -> set[str]:
 
 
 def _check_files(delta: Delta) -> set[str]:
-    """Check output headers, index and carried files; the names of their tensors."""
-    plan, used, outputs = delta.plan, set(), set()
-    entries = [(f"assay.header.{n}", f) for n, f in enumerate(array(plan, "files", "plan", dict))]
+    """Check output headers, index and carried files; the names of their tensors.
+
+    The headers together must describe the plan's tensors, each once: they decide where its values are written.
+    """
+    plan = delta.plan
+    headers = [(f"assay.header.{n}", entry) for n, entry in enumerate(array(plan, "files", "plan", dict))]
+    others = [(f"assay.carried.{n}", entry) for n, entry in enumerate(array(plan, "carried", "plan", dict))]
     if plan.get("index") is not None:
-        entries.append((INDEX, mapping(plan, "index", "plan")))
-    carried = array(plan, "carried", "plan", dict)
-    entries += [(f"assay.carried.{n}", f) for n, f in enumerate(carried)]
-    for tensor_name, entry in entries:
+        others.append((INDEX, mapping(plan, "index", "plan")))
+    outputs: set[str] = set()
+    for _, entry in headers + others:
         name = text(entry, "name", "plan file")
         if not is_plain_name(name):
             raise Rejected(f"the file name {name[:60]!r} in the plan could leave its folder")
         if name in outputs:
             raise Rejected(f"the plan writes the file {name[:60]!r} twice")
         outputs.add(name)
-        size = integer(entry, "bytes", f"plan file {name!r}", 0, MAX_CARRIED)
-        if entry.get("from") == "base":
-            continue
-        if tensor_name not in delta.tensors:
-            raise Rejected(f"{delta.path} lacks {tensor_name!r}")
-        used.add(tensor_name)
-        h, length = hashlib.sha256(), 0
-        for piece in inflated(delta.tensors[tensor_name], size):
-            h.update(piece)
-            length += len(piece)
-        if length != size:
-            raise Rejected(f"{tensor_name!r} does not inflate to the {size} bytes that the plan states")
-        if "sha256" in entry and digest(entry, "sha256", f"plan file {name!r}") != h.hexdigest():
-            raise Rejected(f"{tensor_name!r} does not have the sha256 that the plan states")
-    return used
+    described: dict[str, Tensor] = {}
+    for tensor_name, entry in headers:
+        if integer(entry, "bytes", tensor_name, 0) > MAX_HEADER:
+            raise Rejected(f"{tensor_name!r} is larger than a header may be")
+        raw = b"".join(_content(delta, tensor_name, entry))
+        file, _ = parse_header(raw, Path(entry["name"]))
+        if twice := described.keys() & file.tensors.keys():
+            raise Rejected(f"two output headers describe the tensor {min(twice)[:60]!r}")
+        described |= file.tensors
+    stated = {
+        r["name"]: (r["dtype"], tuple(r["shape"])) for r in plan["tensors"] if r["treatment"] != "absent"
+    }
+    if {name: (t.dtype, t.shape) for name, t in described.items()} != stated:
+        raise Rejected("the output headers do not describe the tensors of the plan")
+    kept = [(name, entry) for name, entry in others if entry.get("from") != "base"]
+    for name, entry in kept:
+        for _ in _content(delta, name, entry):
+            pass
+    return {name for name, _ in headers + kept}
+
+
+def _content(delta: Delta, name: str, entry: Mapping[str, Any]) -> Iterator[bytes]:
+    """The content of a file that the plan describes, checked for its size and digest as it passes."""
+    size = integer(entry, "bytes", name, 0, MAX_CARRIED)
+    if name not in delta.tensors:
+        raise Rejected(f"{delta.path} lacks {name!r}")
+    h, length = hashlib.sha256(), 0
+    for piece in inflated(delta.tensors[name], size):
+        h.update(piece)
+        length += len(piece)
+        yield piece
+    if length != size:
+        raise Rejected(f"{name!r} does not inflate to the {size} bytes that the plan states")
+    if "sha256" in entry and digest(entry, "sha256", name) != h.hexdigest():
+        raise Rejected(f"{name!r} does not have the sha256 that the plan states")
 
 
 def check_against(delta: Delta, document: Mapping[str, Any], report: Report) -> None:

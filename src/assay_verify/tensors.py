@@ -18,13 +18,17 @@ from assay_verify.outcome import Misuse, Rejected, Unsupported
 
 __all__ = [
     "BYTES",
+    "MAX_HEADER",
+    "PIECE",
     "File",
     "Tensor",
     "fingerprint",
     "is_plain_name",
+    "is_shape",
     "looks_like_one",
     "open_checkpoint",
     "open_file",
+    "parse_header",
 ]
 
 MAX_HEADER = 100_000_000
@@ -121,21 +125,31 @@ def open_file(path: Path) -> File:
         if len(head) < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
             raise Rejected(f"{path} is no safetensors file, or is truncated: its header does not fit")
         raw = stream.read(length)
+    file, end = parse_header(raw, path)
+    if end != size:
+        word = "is truncated" if end > size else "has something after its end"
+        raise Rejected(f"{path} {word}: its tensors end at byte {end} of {size}")
+    return file
+
+
+def parse_header(raw: bytes, path: Path) -> tuple[File, int]:
+    """What a header says, and where the data that it describes ends.
+
+    Raises:
+        Rejected: malformed, or with offsets that overlap or leave holes.
+    """
     entries = _header(raw, path)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise Rejected(f"{path}: __metadata__ must map strings to strings")
-    start = 8 + length
-    found = [_tensor(name, entry, path, start, size) for name, entry in entries.items()]
-    position = start
+    position = 8 + len(raw)
+    found = [_tensor(name, entry, path, position) for name, entry in entries.items()]
     for tensor in sorted(found, key=lambda t: (t.begin, t.end)):
         if tensor.begin != position:
             word = "overlaps the tensor before it" if tensor.begin < position else "leaves a hole before it"
             raise Rejected(f"{path}: the tensor {tensor.name[:60]!r} {word}")
         position = tensor.end
-    if position != size:
-        raise Rejected(f"{path}: the tensors end at byte {position} of {size}")
-    return File(path, {t.name: t for t in found}, metadata)
+    return File(path, {t.name: t for t in found}, metadata), position
 
 
 def _header(raw: bytes, path: Path) -> dict[str, Any]:
@@ -154,7 +168,7 @@ def _header(raw: bytes, path: Path) -> dict[str, Any]:
     return header
 
 
-def _tensor(name: str, entry: Any, path: Path, start: int, size: int) -> Tensor:
+def _tensor(name: str, entry: Any, path: Path, start: int) -> Tensor:
     where = f"{path}: the tensor {name[:60]!r}"
     if not isinstance(entry, dict):
         raise Rejected(f"{where} is not described by an object")
@@ -166,8 +180,8 @@ def _tensor(name: str, entry: Any, path: Path, start: int, size: int) -> Tensor:
     if dtype not in BYTES:
         raise Unsupported(f"{where} has the type {dtype[:40]!r}, which is unknown to this checker")
     begin, end = offsets
-    if end - begin != math.prod(shape) * BYTES[dtype] or start + end > size:
-        raise Rejected(f"{where} is truncated, or its data_offsets do not fit its shape")
+    if end - begin != math.prod(shape) * BYTES[dtype]:
+        raise Rejected(f"{where} has data_offsets that do not fit its shape")
     return Tensor(name, dtype, tuple(shape), path, start + begin, start + end)
 
 
