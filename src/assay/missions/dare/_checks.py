@@ -41,7 +41,9 @@ def fraction_per_entry(value: Any, count: int, name: str) -> list[Fraction]:
         return fractions([value]) * count
     entries = fractions(value)
     if len(entries) != count:
-        raise InputError(f"{name} has {len(entries)} entries for {count} coefficients; give one per coefficient")
+        raise InputError(
+            f"{name} has {len(entries)} entries for {count} coefficients; give one per coefficient"
+        )
     return entries
 
 

@@ -71,7 +71,9 @@ def phi(drop_prob: Any = None, *, keep_prob: Any = None) -> Any:
     with np.errstate(divide="ignore", invalid="ignore"):
         central = u / (2.0 * np.arctanh(u))
         outer = u / (np.log1p(-small) - np.log(small))
-    return np.where(small == 0.0, 0.0, np.where(np.abs(u) <= 1e-9, 0.5, np.where(small < 0.25, outer, central)))
+    return np.where(
+        small == 0.0, 0.0, np.where(np.abs(u) <= 1e-9, 0.5, np.where(small < 0.25, outer, central))
+    )
 
 
 def _phi_scalar(prob: float) -> float:
@@ -176,7 +178,9 @@ def _float_parameters(coefficients: ArrayLike, drop_prob: Any, rescale: Any) -> 
     q = np.asarray(_checks.rescale_or_keep(rescale, p), dtype=np.float64)
     for name, value in (("drop_prob", p), ("rescale", q)):
         if value.shape not in ((), c.shape):
-            raise InputError(f"{name} has shape {value.shape} for {c.size} coefficients; give one number or one each")
+            raise InputError(
+                f"{name} has shape {value.shape} for {c.size} coefficients; give one number or one each"
+            )
     return c, p, q
 
 
@@ -308,7 +312,9 @@ def essential_supremum(coefficients: ArrayLike, drop_prob: Any, rescale: Any = N
     return centred_law(coefficients, drop_prob, rescale).supremum
 
 
-def enumerate_law(coefficients: Sequence[Any] | Floats, drop_prob: Any, rescale: Any = None) -> tuple[Any, Any]:
+def enumerate_law(
+    coefficients: Sequence[Any] | Floats, drop_prob: Any, rescale: Any = None
+) -> tuple[Any, Any]:
     """All 2^n atoms of H_q, as (values, probabilities): lists of Fractions or float64 arrays.
 
     Raises:
@@ -319,7 +325,9 @@ def enumerate_law(coefficients: Sequence[Any] | Floats, drop_prob: Any, rescale:
     """
     count = len(coefficients)
     if count > ENUMERATION_LIMIT:
-        raise InputError(f"{count} coefficients have 2^{count} masks; at most {ENUMERATION_LIMIT} are enumerated")
+        raise InputError(
+            f"{count} coefficients have 2^{count} masks; at most {ENUMERATION_LIMIT} are enumerated"
+        )
     if _checks.is_exact(coefficients, drop_prob, rescale):
         c = _checks.fractions(coefficients)
         p, q = _exact_parameters(count, drop_prob, rescale)

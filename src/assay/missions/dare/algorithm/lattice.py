@@ -139,7 +139,9 @@ class _LatticeTail:
         reach = bins // 2 - 2
         wrap = chernoff.tail(index.varying(), reach) + chernoff.tail(index.varying().mirror(), reach)
         masses = np.fft.irfft(_characteristic(k[used].astype(np.int64) % bins, index.prob, bins), bins)
-        rounding = 2.0**-53 * math.sqrt(2.0 * bins * float(masses @ masses)) * 8.0 * (k.size + math.log2(bins))
+        rounding = (
+            2.0**-53 * math.sqrt(2.0 * bins * float(masses @ masses)) * 8.0 * (k.size + math.log2(bins))
+        )
         first = round(float(np.sum(index.scale * index.prob))) - bins // 2
         masses = np.maximum(np.roll(masses, -(first % bins)), 0.0)
         points = (np.arange(first, first + bins) - float(np.sum(k * law.prob))) * step
