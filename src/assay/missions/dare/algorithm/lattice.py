@@ -144,7 +144,7 @@ class _LatticeTail:
         )
         first = round(float(np.sum(index.scale * index.prob))) - bins // 2
         masses = np.maximum(np.roll(masses, -(first % bins)), 0.0)
-        points = (np.arange(first, first + bins) - float(np.sum(k * law.prob))) * step
+        points = (np.arange(first, first + bins, dtype=np.float64) - float(np.sum(k * law.prob))) * step
         log_weight = rounded.log_mgf(t).value
         survival = np.cumsum((masses * np.exp(log_weight - t * points))[::-1])[::-1]
         remainder = 2.0 * BernoulliSum(np.abs(residue), law.prob, law.complement).proxy()
@@ -203,7 +203,7 @@ def _characteristic(k: NDArray[np.int64], prob: Floats, bins: int) -> NDArray[np
 
 
 @njit(cache=True, nogil=True)
-def _product(k, prob, cosine, sine):  # type: ignore[no-untyped-def]
+def _product(k, prob, cosine, sine):
     """The product in blocks of frequencies; a block that has vanished (below 1e-200) is left at 0."""
     bins = cosine.size
     count = bins // 2 + 1

@@ -87,7 +87,8 @@ def fixed_size_expectation(weights: Any, second_moment: Any, kept: int, rescale:
     if count == 0:
         return 0
     if all(_checks.is_exact(row) for row in second_moment) and _checks.is_exact(weights, rescale):
-        w, (q,) = _checks.fractions(weights), _checks.fractions([rescale])
+        w = _checks.fractions(weights)
+        q: Any = _checks.fractions([rescale])[0]
         m = [_checks.fractions(row) for row in second_moment]
         a: Any = sum(w[i] * m[i][j] * w[j] for i in range(count) for j in range(count))
         t: Any = sum(w[j] ** 2 * m[j][j] for j in range(count))
@@ -332,7 +333,7 @@ def _solve_count(
 
 
 @njit(cache=True, nogil=True)
-def _decide_block(weights, gradient, moment, undecided, kept_factor, penalty, keep, change):  # type: ignore[no-untyped-def]
+def _decide_block(weights, gradient, moment, undecided, kept_factor, penalty, keep, change):
     """D1 inside a block of columns; writes ``keep`` and the change of E, updates ``gradient``."""
     rows, columns = weights.shape
     for i in range(rows):
@@ -391,7 +392,7 @@ def _fixed_size(weights: Floats, moment: Floats, count: int, rescale: float) -> 
 
 
 @njit(cache=True, nogil=True)
-def _fixed_size_value(decided, cross, energy, trace, left, remaining, rescale):  # type: ignore[no-untyped-def]
+def _fixed_size_value(decided, cross, energy, trace, left, remaining, rescale):
     """Conditional expectation of F with ``left`` keeps among ``remaining`` undecided entries."""
     if remaining == 0:
         return decided
@@ -404,7 +405,7 @@ def _fixed_size_value(decided, cross, energy, trace, left, remaining, rescale): 
 
 
 @njit(cache=True, nogil=True)
-def _fixed_size_block(weights, undecided, decided, moment, rescale, remaining, state, keep, errors):  # type: ignore[no-untyped-def]
+def _fixed_size_block(weights, undecided, decided, moment, rescale, remaining, state, keep, errors):
     """D2 inside a block of columns, of which ``remaining`` (this one included) are undecided at its start."""
     rows, columns = weights.shape
     for i in range(rows):
@@ -438,7 +439,7 @@ def _fixed_size_block(weights, undecided, decided, moment, rescale, remaining, s
 
 
 @njit(cache=True, nogil=True)
-def _swap_descent(weights, moment, keep, rescale):  # type: ignore[no-untyped-def]
+def _swap_descent(weights, moment, keep, rescale):
     """D3 on every row, in place: the best swap again and again while it lowers F by 1e-12 of itself."""
     rows, n = weights.shape
     for i in range(rows):
