@@ -138,6 +138,8 @@ def check(document: Mapping[str, Any], report: Report) -> None:
         report.unchecked.append(
             f"{foreign} tails of 'largest-output': this checker has no rule that recomputes them"
         )
+    if any("guarantee" in r.data for r in records):
+        report.unchecked.append("the guarantees of chosen masks: they come from the named algorithm")
     if settings.moments != "unit":
         report.unchecked.append("the calibration moments: only their digest is in the file")
     total = sum((r.facts["realised"] for r in records), Fraction(0))
