@@ -87,8 +87,8 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
 
     # Packs.
     yield forge("pack-tail-lowered", 1, "output tail is below", pack, scaled(*LOSSY, "tails", 0, "threshold", by=1 - 1e-9), "Lower a tail by a billionth.")
-    yield forge("pack-norm-lowered", 1, "norm tail is below", pack, scaled(*LOSSY, "tails", 1, "threshold", by=0.5), "Halve the norm's tail.")
-    yield forge("pack-realised-lowered", 1, "realised tail is below", pack, scaled(*LOSSY, "tails", 2, "threshold", by=0.99), "Lower the tail of the realised error.")
+    yield forge("pack-norm-lowered", 1, "norm tail is below", pack, scaled(*LOSSY, "tails", 1, "threshold", by=1 - 1e-9), "Lower the norm's tail by a billionth.")
+    yield forge("pack-realised-lowered", 1, "realised tail is below", pack, scaled(*LOSSY, "tails", 2, "threshold", by=1 - 1e-9), "Lower the tail of the realised error by a billionth.")
     yield forge("pack-tail-raised", 1, "output tail is above", pack, scaled(*LOSSY, "tails", 0, "threshold", by=1.01), "A tail that is not what it says.")
     yield forge("pack-tail-nan", 1, "is no number", pack, put(*LOSSY, "tails", 0, "threshold", to="nan"), "NaN as a tail.")
     yield forge("pack-tail-infinite", 1, "must be a finite number", pack, put(*LOSSY, "tails", 0, "threshold", to="inf"), "A tail that says nothing.")
@@ -100,6 +100,9 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     yield forge("pack-variance", 1, "expected.variance", pack, scaled(*LOSSY, "expected", "variance", by=0.9), "Understate the variance.")
     yield forge("pack-variance-fact", 1, "row_proxy_sum is below", pack, lambda d: [scaled(*LOSSY, "facts", f"row_proxy_{k}", by=b)(d) for k, b in (("max", 1 / 4), ("sum", 1 / 4), ("square_sum", 1 / 16))], "Shrink all proxies together.")
     yield forge("pack-proxies-contradict", 1, "contradict one another", pack, scaled(*LOSSY, "facts", "row_proxy_max", by=0.2), "Shrink the largest proxy alone.")
+    yield forge("pack-square-sum", 1, "contradict one another", pack, scaled(*LOSSY, "facts", "row_proxy_square_sum", by=100.0), "Proxies whose squares are too large for them.")
+    yield forge("pack-delta-fourth", 1, "delta_fourth and energy", pack, scaled(*LOSSY, "facts", "delta_fourth", by=1e-6), "Shrink the spread of the realised error.")
+    yield forge("pack-step-fourth", 1, "step_fourth is below", pack, scaled(*LOSSY, "facts", "step_fourth", by=1e-6), "Shrink the quantiser's steps below its variance.")
     yield forge("pack-signal", 1, "signal and energy", pack, scaled(*LOSSY, "facts", "signal", by=100.0), "Overstate the signal to make the loss look small.")
     yield forge("pack-negative-fact", 1, "is negative", pack, scaled(*LOSSY, "facts", "realised", by=-1.0), "A negative squared error.")
     yield forge("pack-rounding", 1, "settings.rounding", pack, put("settings", "rounding", to="1/2"), "Facts that are allowed to be half wrong.")

@@ -7,7 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 
-from forging import Attack, Delta, container, deflate, halved, opened
+from forging import Attack, Delta, container, deflate, halved, opened, sealed
 
 SIDES = {"base": "golden/base.safetensors", "finetuned": "golden/finetuned.safetensors"}
 SWAPPED = {"base": "golden/finetuned.safetensors", "finetuned": "golden/finetuned.safetensors"}
@@ -41,6 +41,12 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
         delta = Delta(original)
         edit(delta)
         return Attack(f"{name}.safetensors", code, reason, delta.build(), aim, subjects or {})
+
+    def apart(name: str, reason: str, edit: Callable[[Delta], object], aim: str) -> Attack:
+        """The certificate alone, changed and sealed, and checked against both checkpoints."""
+        delta = Delta(original)
+        edit(delta)
+        return Attack(f"{name}.json", 1, reason, sealed(delta.certificate), aim, SIDES)
 
     def stored(name: str, reason: str, edit: Callable[[Delta], object], aim: str) -> Attack:
         """The same, with the stored tensors left as `edit` made them."""
@@ -94,6 +100,8 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     yield forge("delta-other-certificate", 1, "another payload", lambda d: d.__setattr__("certificate", _certificate(golden["pack.json"])), "The certificate of another delta.")
     yield forge("delta-kept", 1, "survivors are certified", _one_more_survivor, "Certify one survivor more.")
 
+    yield forge("delta-payload-bytes", 1, "states a payload of", lambda d: d.certificate["subjects"][-1].update(bytes=1), "Certify a payload of another size.")
+
     # The payload.
     yield stored("delta-bit", "digest it was sealed with", _flip_code, "Flip one bit of the payload.")
     yield forge("delta-bit-id", 1, "another payload", lambda d: (_flip_code(d), d.seal_payload(), d.certificate["subjects"][-1].update(sha256="0" * 64)), "The same, with the delta's id made right.")
@@ -111,6 +119,10 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     yield forge("delta-halved", 1, "the fact energy", lambda d: halved(d.certified("embed"), d.certificate["totals"]), "Halve the delta in every number at once.", SIDES)
     yield forge("delta-digest", 1, "does not have the digest certified", lambda d: d.certified("gain").update(finetuned="0" * 64), "Certify another fine-tuned tensor.", SIDES)
     yield forge("delta-fingerprint", 1, "does not have the fingerprint certified", lambda d: d.certificate["subjects"][0].update(sha256="0" * 64), "Certify another base.", SIDES)
+    yield apart("sides-kept", "and the mask has", _one_more_survivor, "Certify one survivor more, without the delta.")
+    yield apart("sides-hidden", "is not in the certificate", lambda d: d.certificate["tensors"].remove(d.certified("same")), "Leave a tensor of the checkpoints out.")
+    yield apart("sides-absent", "called absent", lambda d: d.certified("same").update(treatment="absent") or d.certified("same").pop("finetuned"), "Call a tensor absent that is there.")
+    yield apart("sides-shape", "not that of the checkpoint", lambda d: d.certified("same").update(shape=[4, 3]), "Certify another shape.")
     # fmt: on
 
 
