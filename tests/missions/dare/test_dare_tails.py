@@ -336,3 +336,26 @@ def test_strength_is_named():
     assert tails.tail_threshold([1.0, 2.0], 0.5, 0.1, "saddlepoint").strength == "estimate, not a bound"
     assert tails.tail_threshold([1.0, 2.0], 0.5, 0.1, "lattice").strength == "certified bracket"
     assert tails.tail_threshold([1.0, 2.0], 0.5, 0.1).lower is None
+
+
+@pytest.mark.parametrize("method", ["ks", "signed", "chernoff", "chernoff-split", "lattice"])
+def test_noise_is_covered_by_the_threshold(method):
+    """Three-atom law by enumeration: mask, and a quantiser of step h on each survivor (1.h)."""
+    weights, steps, p = np.array([1.0, -2.0, 0.5, 1.5]), np.array([0.6, 0.8, 0.3, 0.7]), 0.6
+    atoms = [(0.0, 1.0)]
+    for w, h in zip(weights, steps, strict=True):
+        low = np.floor(w / h) * h
+        up = (w - low) / h
+        kept = [(w - low / (1 - p), (1 - p) * (1 - up)), (w - (low + h) / (1 - p), (1 - p) * up)]
+        atoms = [(s + e, q * r) for s, q in atoms for e, r in [(w, p), *kept]]
+    values, probs = (np.array(column) for column in zip(*atoms, strict=True))
+    assert abs(values @ probs) < 1e-12
+    noise = float((steps**2).sum()) / 4 / (1 - p) ** 2
+    for gamma in (0.3, 0.05, 0.01):
+        threshold = tails.tail_threshold(weights, p, gamma, method, noise=noise).threshold
+        assert probs[np.abs(values) > threshold * (1 + 1e-12)].sum() <= gamma
+        assert threshold >= tails.tail_threshold(weights, p, gamma, method).threshold
+    alone = tails.tail_threshold(np.zeros(3), p, 0.05, method, noise=2.0).threshold
+    assert alone == pytest.approx(math.sqrt(4 * math.log(2 / 0.05)), rel=0.5)
+    with pytest.raises(InputError):
+        tails.tail_threshold(weights, p, 0.05, "exact", noise=1.0)
