@@ -51,6 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.checkpoints import kernels
+from assay.checkpoints.deflate import deflate
 from assay.core.errors import InputError
 from assay.numerics.philox import Key
 
@@ -462,33 +463,22 @@ def _merge(planes: Sequence[NDArray[np.uint8]], dtype: Any) -> Bits:
     return table.reshape(-1).view(little).astype(dtype, copy=False)
 
 
-def _deflate(stream: NDArray[np.uint8], strategy: int) -> bytes:
-    coder = zlib.compressobj(6, zlib.DEFLATED, -15, 9, strategy)
-    return coder.compress(stream.data) + coder.flush()
-
-
-def _best_deflate(stream: NDArray[np.uint8], room: int) -> bytes | None:
+def _deflated(stream: NDArray[np.uint8], room: int) -> bytes | None:
     """The stream in fewer than ``room`` bytes by raw DEFLATE, or None.
 
-    The histogram decides what is tried, so that no time goes into a stream that will not shrink: Huffman
-    codes when its entropy promises a gain, runs as well when one value takes more than half of it.
+    The histogram decides whether it is tried, so that no time goes into a stream that will not shrink: when its
+    entropy promises a gain, or when one value takes more than half of it and runs may do better.
     """
     if stream.size < 16:
         return None
     counts = kernels.histogram(stream)
     share = counts[counts > 0] / stream.size
-    promised = -float(share @ np.log2(share)) / 8 * stream.size + share.size / 2
-    best = None
-    if promised < 0.98 * room:
-        best = _deflate(stream, zlib.Z_HUFFMAN_ONLY)
-    if share.max() > 0.5:
-        runs = _deflate(stream, zlib.Z_RLE)
-        best = runs if best is None or len(runs) < len(best) else best
-    return best if best is not None and len(best) < room else None
+    promised = stream.size * -float(share @ np.log2(share)) / 8 + share.size / 2
+    return deflate(stream, room) if promised < 0.98 * room or share.max() > 0.5 else None
 
 
 def _code(stream: NDArray[np.uint8], coding: Coding) -> tuple[int, bytes]:
-    packed = _best_deflate(stream, stream.size) if coding == "entropy" else None
+    packed = _deflated(stream, stream.size) if coding == "entropy" else None
     return (_RAW, stream.tobytes()) if packed is None else (_DEFLATE, packed)
 
 
@@ -496,7 +486,7 @@ def _code_symbols(symbols: NDArray[np.uint8], bits: int, coding: Coding) -> tupl
     room = -(-symbols.size * bits // 8)
     if coding == "entropy":
         whole = _pack(symbols, bits, bits * (8 // bits))
-        packed = _best_deflate(whole, room)
+        packed = _deflated(whole, room)
         if packed is not None:
             return _DEFLATE_SYMBOLS, packed
     return _RAW, _pack(symbols, bits, 8).tobytes()
