@@ -4,7 +4,8 @@ The planes of a delta repeat nothing but runs of one byte, so one dynamic block 
 matches is all that pays.  Any inflater reads it, zlib for one.  Written here for two reasons: it is several
 times faster than zlib's own Huffman-only mode, and its bytes do not depend on which zlib is installed.
 """
-# mypy: disable-error-code="no-untyped-def"
+# mypy: ignore-errors
+# numba infers the types of these functions from their arguments, by rules that mypy does not know
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def deflate(stream: NDArray[np.uint8], room: int) -> bytes | None:
     >>> len(packed), zlib.decompress(packed, -15) == bytes(1000)
     (17, True)
     """
-    starts = np.zeros(stream.size, np.bool_)  # here and in the 7 places after it, a byte repeats the one before
+    starts = np.zeros(
+        stream.size, np.bool_
+    )  # here and in the 7 places after it, a byte repeats the one before
     if stream.size > _LEAST_RUN:
         one = stream[1:] == stream[:-1]
         two = one[1:] & one[:-1]

@@ -104,8 +104,10 @@ def square_lanes(_: Any, bits: Any, begin: Any, end: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def span_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, inverse_step: Any, lanes: Any) -> Any:
-    """th (1 - th) with th = frac(|d| * inverse_step), into ``lanes[0:16]``; d^2 where word > last, into [16:32]."""
+def span_lanes(
+    _: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, inverse_step: Any, lanes: Any
+) -> Any:
+    """th (1 - th), th = frac(|d| * inverse_step), into ``lanes[0:16]``; d^2 where word > last into [16:32]."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         limit, inverse = _splat(builder, args[4]), _splat(builder, args[5])
@@ -143,8 +145,8 @@ def survivor_lanes(_: Any, x: Any, value: Any, begin: Any, end: Any, lanes: Any)
 
 @intrinsic
 def bfloat16_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, lanes: Any) -> Any:
-    """With lo <= |d| <= hi the nearest bfloat16 values: (hi - |d|)(|d| - lo) into ``lanes[0:16]``, (hi - lo)^2
-    into [16:32]; d^2 where word > last, into [32:48]."""
+    """With lo <= |d| <= hi the nearest bfloat16 values: (hi - |d|)(|d| - lo) into ``lanes[0:16]``,
+    (hi - lo)^2 into [16:32]; d^2 where word > last into [32:48]."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         limit = _splat(builder, args[4])
@@ -165,9 +167,7 @@ def bfloat16_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: A
 
 
 def _dropped_square(builder: Builder, x: Value, w: Value, limit: Value) -> Value:
-    return builder.select(
-        builder.icmp_unsigned(">", w, limit), builder.fmul(x, x), _constant(_DOUBLE, 0.0)
-    )
+    return builder.select(builder.icmp_unsigned(">", w, limit), builder.fmul(x, x), _constant(_DOUBLE, 0.0))
 
 
 def _bfloat16_neighbours(builder: Builder, size: Value) -> tuple[Value, Value]:
