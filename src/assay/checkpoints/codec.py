@@ -152,8 +152,9 @@ class BlockStats:
     of ``m h^2`` (four times the proxy), because ``|d| / h`` is rounded before its fraction is taken.
     ``m_j`` is the column weight, or 1; ``V_ij`` the variance of the quantiser at ``d_ij`` (were it kept) by
     its exact law, ``h^2 th (1 - th)`` with ``th = frac(|d| / h)`` or ``(hi - |d|)(|d| - lo)``; the step
-    ``h_ij`` is ``M / k`` or ``hi - lo``; ``v_ij`` the decoded value, 0 if dropped.  Uncodable entries count as
-    ``d = 0``, base entries that are not finite as 0.  ``first_*`` are flat indices in the tensor, None if there is none.
+    ``h_ij`` is ``M / k`` or ``hi - lo``; ``v_ij`` the decoded value, 0 if dropped.  Uncodable entries count
+    as ``d = 0``, base entries that are not finite as 0.  ``first_*`` are flat indices in the tensor, None if
+    there is none.
     """
 
     kept: int

@@ -107,7 +107,7 @@ def square_lanes(_: Any, bits: Any, begin: Any, end: Any, lanes: Any) -> Any:
 def span_lanes(
     _: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, inverse_step: Any, lanes: Any
 ) -> Any:
-    """th (1 - th), th = frac(|d| * inverse_step), into ``lanes[0:16]``; d^2 where word > last into [16:32]."""
+    """th (1 - th), th = frac(|d| inverse_step), into ``lanes[0:16]``; d^2 where word > last into [16:32]."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         limit, inverse = _splat(builder, args[4]), _splat(builder, args[5])
@@ -209,7 +209,7 @@ def mask_of_words(_: Any, words: Any, at: Any, last: Any) -> Any:
 @intrinsic
 def float_of(_: Any, bits: Any) -> Any:
     """The float with these bits: uint16 is bfloat16, uint32 float32, uint64 float64."""
-    target = FLOAT_OF_BITS[bits]
+    target: Any = FLOAT_OF_BITS[bits]
 
     def generate(context: Any, builder: Builder, _: Any, args: Any) -> Value:
         (value,) = args
@@ -223,7 +223,7 @@ def float_of(_: Any, bits: Any) -> Any:
 @intrinsic
 def bits_of(_: Any, value: Any) -> Any:
     """The bits of a float32 or float64."""
-    target = {types.float32: types.uint32, types.float64: types.uint64}[value]
+    target: Any = {types.float32: types.uint32, types.float64: types.uint64}[value]
 
     def generate(context: Any, builder: Builder, _: Any, args: Any) -> Value:
         return builder.bitcast(args[0], context.get_value_type(target))
@@ -235,7 +235,7 @@ def bits_of(_: Any, value: Any) -> Any:
 def trailing_zeros(_: Any, mask: Any) -> Any:
     """The number of zero bits below the lowest set bit of a uint64; 64 for zero."""
 
-    def generate(_: Any, builder: Builder, __: Any, args: Any) -> Value:
+    def generate(_: Any, builder: Builder, signature: Any, args: Any) -> Value:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), generate
@@ -245,7 +245,7 @@ def trailing_zeros(_: Any, mask: Any) -> Any:
 def ones(_: Any, mask: Any) -> Any:
     """The number of set bits of a uint64."""
 
-    def generate(_: Any, builder: Builder, __: Any, args: Any) -> Value:
+    def generate(_: Any, builder: Builder, signature: Any, args: Any) -> Value:
         return builder.ctpop(args[0])
 
     return types.uint64(types.uint64), generate
