@@ -25,7 +25,7 @@ from assay.checkpoints.codec import (
     encode_lossless,
 )
 from assay.core.errors import InputError
-from assay.numerics.philox import philox4x32
+from assay.numerics.philox import philox4x32, words
 
 LEVELS = {8: 127, 4: 7, 3: 3, 2: 1}
 
@@ -296,6 +296,20 @@ def test_atoms_of_the_quantiser(w, scale, bits, atoms) -> None:
     assert sorted(seen) == sorted(np.float32(atom) for atom in atoms)
     for atom, chance in atoms.items():
         assert abs(seen[np.float32(atom)] / (count - 1) - float(chance)) < 0.0175
+
+
+@pytest.mark.parametrize("bits", [16, 2])
+def test_the_dither_decides_at_exactly_its_own_value(bits: int) -> None:
+    """d is set from the mask words so that u / t equals the rounding probability: down; a hair more: up."""
+    u = words(KEY, 0, 500).astype(float)
+    scheme = Scheme(bits, 2**32, 1.0, KEY, span=1000)
+    low, step = (1.0, 2.0**-7) if bits == 16 else (0.0, 1.0)
+    for shift, expected in ((0.0, low), (2.0**-13, low + step)):
+        finetuned = np.append(low + (u + shift) * 2.0**-32 * step, low + step).reshape(1, -1)
+        base = np.zeros(finetuned.shape, np.uint64)
+        block = encode_block(base, finetuned.view(np.uint64), "F64", 0, scheme)
+        _, value = decode_block(block.payload, 0, base.size, scheme)
+        assert set(value[:-1].tolist()) == {expected}
 
 
 @pytest.mark.parametrize("bits", [16, 4])
