@@ -318,7 +318,9 @@ def _decoded(
         return None
     payload = patch.block(source["name"], task.block)
     if source["treatment"] == "exact":  # a scalar: every other tensor of the base is coded against it
-        return difference(bits, codec.decode_exact(payload, bits.dtype, bits.size).reshape(bits.shape), source["dtype"])
+        return difference(
+            bits, codec.decode_exact(payload, bits.dtype, bits.size).reshape(bits.shape), source["dtype"]
+        )
     if source["treatment"] == "lossless":
         rows = bits
         if source.get("base_dtype"):
