@@ -150,12 +150,13 @@ def test_blocks_change_nothing(q):
     np.testing.assert_array_equal(mask.keep, column_by_column(delta, moment, 0.75, q, 3.0))
 
 
-def test_blocks_change_nothing_at_fixed_size(monkeypatch):
+@pytest.mark.parametrize("q", [0.25, 0.6])
+def test_blocks_change_nothing_at_fixed_size(monkeypatch, q):
     monkeypatch.setattr(masks, "_BLOCK", 16)
     rng = np.random.default_rng(9)
-    moment, delta = calibrated(rng, 40, True), rng.standard_normal((3, 40))
-    mask = masks.derandomise(delta, moment, 0.75, method="d2")
-    np.testing.assert_array_equal(mask.keep, fixed_size_column_by_column(delta, moment, 10, 0.25))
+    moment, delta = calibrated(rng, 40, True), rng.standard_normal((12, 40))
+    mask = masks.derandomise(delta, moment, 0.75, rescale=q, method="d2")
+    np.testing.assert_array_equal(mask.keep, fixed_size_column_by_column(delta, moment, 10, q))
 
 
 def calibrated(rng, n, correlated):
