@@ -302,6 +302,9 @@ def test_quantised_threshold_holds_exactly():
     last = naive.quantised_law(w[2:], x[2:], p, F(1, 4), F(1), 4)
     both = [(a + b, m * k) for a, m in atoms for b, k in last]
     assert float(sum(m for v, m in both if abs(v) > bound.threshold)) <= gamma
+    alone = tails.quantised_threshold([1.0], [2.0], 0.5, 0.05, 0.5).threshold
+    proxy = (0.5 * 4 / 2 + 4 * 0.25 / 4) / 0.25
+    assert alone == pytest.approx(math.sqrt(2 * proxy * math.log(40)), rel=1e-14)
     plain = tails.quantised_threshold(np.array(w, float), np.array(x, float), float(p), gamma, 0.0)
     c = [float(a * b) for a, b in zip(w, x, strict=True)]
     assert plain.threshold == pytest.approx(threshold(c, float(p), gamma, "ks"), rel=1e-14)
