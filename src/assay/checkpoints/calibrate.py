@@ -284,8 +284,8 @@ def collect_moments(
 class _Recorder:
     """Hooks on a model that sum ``x x^T`` over every input row, by the names the weights have in their files.
 
-    Rows wait in copies until there are enough for a fast product.  Layers fed the same tensor one after another
-    share one copy and one product.  ``batch`` is the number of texts in the coming forward pass.
+    Rows wait in copies until there are enough for a fast product.  Layers fed the same tensor one after the
+    other share one copy and one product.  ``batch`` is the number of texts in the coming forward pass.
     """
 
     def __init__(
