@@ -34,6 +34,8 @@ from assay.checkpoints.header import (
 )
 from assay.core.errors import InputError
 
+#: the file that marks a model folder written by assay
+MARKER = "assay.json"
 MAX_OPEN_FILES = 16
 MAX_CARRIED_BYTES = 256 * 2**20
 MAX_JSON_BYTES = MAX_HEADER_BYTES
@@ -375,6 +377,18 @@ def read_shard(path: Path, file: str, shard: int) -> tuple[Shard, tuple[TensorIn
     return Shard(file, path, status.st_size, header, names, parsed.metadata, modified), parsed.tensors
 
 
+def read_json_object(path: Path) -> Mapping[str, Any]:
+    """Decode a small JSON file, such as config.json.
+
+    Raises:
+        InputError: it cannot be read, is larger than 100 MB, or is not a JSON object.
+    """
+    document = strict_json(_read_small_file(path, MAX_JSON_BYTES), file=str(path))
+    if not isinstance(document, dict):
+        raise InputError(f"{path} is not a JSON object; download it again")
+    return document
+
+
 def find_tensor(source: Source, name: str) -> TensorInfo:
     """The entry of one tensor.
 
@@ -445,7 +459,7 @@ def fingerprint(tensors: Mapping[str, TensorInfo], digests: Mapping[str, str]) -
 
 def _open_folder(folder: Path, index_name: str | None) -> Checkpoint:
     names = sorted(os.listdir(folder))
-    config = _read_config(folder / "config.json") if "config.json" in names else None
+    config = read_json_object(folder / "config.json") if "config.json" in names else None
     index_name = index_name or _choose_index(folder, names)
     index: tuple[str, bytes] | None = None
     weight_map: dict[str, str] | None = None
@@ -556,13 +570,6 @@ def _check_index(index: Path, weight_map: Mapping[str, str], shards: Sequence[Sh
             )
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
-    config = strict_json(_read_small_file(path, MAX_JSON_BYTES), file=str(path))
-    if not isinstance(config, dict):
-        raise InputError(f"{path} is not a JSON object; download it again")
-    return config
-
-
 def _sort_other_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:
     """Split what is left of a folder into files to carry (name -> bytes) and reasons to ignore the rest.
 
@@ -591,6 +598,8 @@ def _reason_to_ignore(path: Path) -> str | None:
     suffix = path.suffix.lower()
     if path.name.startswith("."):
         return "hidden"
+    if path.name == MARKER:
+        return "marks an output of assay"
     if path.is_dir():
         return "subfolder"
     if not path.is_file():

@@ -1,0 +1,1 @@
+"""The nouns: numbers, claims, verdicts, certificates, the catalogue.  Standard library only."""

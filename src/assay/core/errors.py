@@ -46,7 +46,7 @@ class UnknownIdError(AssayError):
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.7)
         hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         super().__init__(f"no {kind} is called {name!r}{hint}")
         self.near = tuple(near)

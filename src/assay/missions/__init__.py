@@ -1,0 +1,1 @@
+"""One folder per published result: `model` (definitions), `algorithm` (what is run), `claims` (theorems)."""

@@ -1,0 +1,200 @@
+"""What is done with each tensor, decided before any of it is done.
+
+A `TensorPlan` is a function of the two checkpoints' headers and the settings alone, so that ``--dry-run``
+can print it, a worker can carry it out, and the delta file can record it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from assay.checkpoints.header import TensorInfo
+from assay.checkpoints.io import Layout, Source
+from assay.core.errors import InputError
+
+BITS = (16, 8, 4, 3, 2)
+MASKS = ("random", "derandomised")
+CODINGS = ("entropy", "raw")
+KEEP_ONE = 1 << 32
+"""Keep threshold of a tensor of which every entry survives."""
+
+GROUP = 64
+"""Survivors that share one quantiser scale, on average."""
+
+LOSSY = ("dropped", "masked")
+"""Treatments that lose something; all others give the tensor back bit for bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked of a pack.
+
+    Attributes:
+        drop_prob: the share of entries dropped, in [0, 1]; rounded to a multiple of 2**-32.
+        rescale: ``dare`` (survivors divided by the keep probability: unbiased), ``optimal`` (least mean
+            square, biased), or the divisor itself.
+        mask: ``random`` (drawn from the seed, costs no bits) or ``derandomised`` (chosen, stored).
+        bits: of a survivor: 16, 8, 4, 3 or 2.
+        coding: ``entropy`` (each stream coded where that is smaller) or ``raw``.
+        lossless: store the exact difference of every tensor; nothing is dropped.
+        seed: any integer >= 0.
+        include: patterns of tensor names; only these lose something (default: matrices and larger).
+        exclude: patterns of tensor names that are kept exactly.
+        gamma: miss probability of each tail bound.
+    """
+
+    drop_prob: float | Fraction = Fraction(9, 10)
+    rescale: str | float = "dare"
+    mask: str = "random"
+    bits: int = 16
+    coding: str = "entropy"
+    lossless: bool = False
+    seed: int = 0
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    gamma: Fraction = Fraction(1, 100)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.drop_prob, float) and not math.isfinite(self.drop_prob):
+            raise InputError(f"the drop probability {self.drop_prob} is no number in [0, 1]")
+        if not 0 <= self.drop_prob <= 1:
+            raise InputError(
+                f"the drop probability {float(self.drop_prob):g} is outside [0, 1]; 0.9 drops nine entries in ten"
+            )
+        if self.bits not in BITS:
+            raise InputError(
+                f"survivors of {self.bits} bits are not offered; choose one of {', '.join(map(str, BITS))}"
+            )
+        if self.mask not in MASKS:
+            raise InputError(f"the mask {self.mask!r} is none of {', '.join(MASKS)}")
+        if self.coding not in CODINGS:
+            raise InputError(f"the coding {self.coding!r} is none of {', '.join(CODINGS)}")
+        if isinstance(self.rescale, str) and self.rescale not in ("dare", "optimal"):
+            raise InputError(f"the rescale {self.rescale!r} is neither 'dare', 'optimal' nor a number")
+        if isinstance(self.rescale, float) and not (math.isfinite(self.rescale) and self.rescale > 0):
+            raise InputError(
+                f"the rescale {self.rescale} must be a finite number > 0: survivors are divided by it"
+            )
+        if self.seed < 0:
+            raise InputError(f"the seed {self.seed} must be an integer >= 0")
+        if not 0 < self.gamma < 1:
+            raise InputError(f"the miss probability {float(self.gamma):g} must lie strictly between 0 and 1")
+        if self.rescale == "dare" and self.threshold == 0 and not self.lossless:
+            # Everything is dropped and nothing survives to be rescaled: apply gives the base back.
+            object.__setattr__(self, "rescale", 1.0)
+
+    @property
+    def threshold(self) -> int:
+        """The keep probability as a multiple of 2**-32.
+
+        >>> Settings(drop_prob=0.5).threshold == 2**31
+        True
+        """
+        return round((1 - Fraction(self.drop_prob)) * KEEP_ONE)
+
+    @property
+    def span(self) -> int:
+        """Entries that share one quantiser scale, so that about `GROUP` of them survive."""
+        return min(1 << 20, -(-GROUP * KEEP_ONE // self.threshold)) if self.threshold else 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """What is done with one tensor.
+
+    Attributes:
+        info: where the tensor lies in the fine-tuned checkpoint; its name, dtype and shape.
+        treatment: ``dropped`` or ``masked`` (lossy); ``lossless`` (exact difference) or ``exact`` (no base).
+            The encoder turns a tensor that did not change into ``unchanged`` and a copy into ``alias``.
+        base: the tensor in the base; None for ``exact``.
+        threshold: keep probability times 2**32.
+        rescale: divisor of the survivors; None until the optimal one is known.
+        bits: of a survivor.
+        span: entries that share one scale.
+    """
+
+    info: TensorInfo
+    treatment: str
+    base: TensorInfo | None
+    threshold: int = KEEP_ONE
+    rescale: float | None = 1.0
+    bits: int = 16
+    span: int = GROUP
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.info.name
+
+    @property
+    def base_rows(self) -> int:
+        """Rows that have a counterpart in the base; those beyond are stored exactly."""
+        return min(self.base.rows, self.info.rows) if self.base is not None else 0
+
+    @property
+    def drop_prob(self) -> Fraction:
+        """The exact drop probability."""
+        return 1 - Fraction(self.threshold, KEEP_ONE)
+
+
+def plan_tensors(
+    base: Source, finetuned: Source, layout: Layout, settings: Settings
+) -> tuple[TensorPlan, ...]:
+    """One plan for each tensor of the fine-tuned checkpoint, in file order.
+
+    Integer, boolean, scalar and new tensors are exact; tensors of one dimension (norm gains, biases) and
+    excluded ones are lossless; the rest is dropped, or all of it lossless where that was asked.
+
+    Raises:
+        InputError: a pattern matches no tensor.
+    """
+    _check_patterns(settings.include, finetuned, "--include")
+    _check_patterns(settings.exclude, finetuned, "--exclude")
+    return tuple(_plan(base.tensors.get(info.name), info, settings) for info in finetuned.tensors.values())
+
+
+def _plan(base: TensorInfo | None, info: TensorInfo, settings: Settings) -> TensorPlan:
+    if base is None or not info.shape or not info.count:
+        return TensorPlan(info, "exact", None)
+    if settings.lossless or not info.is_float or not _loses(info, settings):
+        return TensorPlan(info, "lossless", base)
+    rescale: float | None
+    if settings.rescale == "dare":
+        rescale = settings.threshold / KEEP_ONE
+    else:
+        rescale = None if settings.rescale == "optimal" else float(settings.rescale)
+    return TensorPlan(
+        info,
+        "masked" if settings.mask == "derandomised" else "dropped",
+        base,
+        settings.threshold,
+        rescale,
+        settings.bits,
+        settings.span,
+    )
+
+
+def _loses(info: TensorInfo, settings: Settings) -> bool:
+    if _matches(info.name, settings.exclude):
+        return False
+    return _matches(info.name, settings.include) if settings.include else len(info.shape) >= 2
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(patterns: Sequence[str], source: Source, option: str) -> None:
+    for pattern in patterns:
+        if not fnmatch.filter(source.tensors, pattern):
+            example = next(iter(source.tensors), "none")
+            raise InputError(
+                f"{option} {pattern!r} matches no tensor of {source.path}; a name there is {example!r}"
+            )
+
+
+__all__ = ["BITS", "CODINGS", "KEEP_ONE", "LOSSY", "MASKS", "Settings", "TensorPlan", "plan_tensors"]
