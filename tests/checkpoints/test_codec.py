@@ -167,6 +167,9 @@ def check_against_naive(base, finetuned, dtype, start, scheme, keep=None):
         slack = float(sum(h[i] ** 2 for i in entries)) * 2**-44
         assert abs(stats.row_quantiser_variance[row] - float(sum(v.values()))) <= slack
     close(stats.delta_energy, sum(Fraction(float(d)) ** 2 for d in delta))
+    close(stats.delta_fourth, sum(Fraction(float(d)) ** 4 for d in delta))
+    steps = (step_of(float(d), scheme.bits, float(peaks[i // scheme.span])) for i, d in enumerate(delta))
+    close(stats.step_fourth, sum(h**4 for h in steps))
     close(stats.base_energy, sum(Fraction(float(b)) ** 2 for b in floats(base, dtype).reshape(-1)))
     assert stats.largest_delta == np.abs(delta).max(initial=0)
     assert stats.largest_value == np.abs(value).max(initial=0)
