@@ -117,6 +117,8 @@ class _Reader:
             if token in ("^", "_"):
                 yield self._script(token, last)
             else:
+                if last[-1:].isalnum() and token[1:].strip() in _FUNCTIONS:
+                    yield " "
                 last = self._atom(token)
                 yield last
 

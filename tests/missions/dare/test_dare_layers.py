@@ -41,7 +41,9 @@ def test_output_thresholds_hold_together(method):
     delta, x, p, gamma = rng.standard_normal((2, 4)), rng.standard_normal((3, 4)), 0.6, 0.2
     bound = layers.output_thresholds(delta, x, p, gamma, method)
     assert bound.shape == (3, 2)
-    failing = sum(prob for e, prob in enumerated(delta, p, 1 - p) if (np.abs(x @ e.T) > bound * (1 + 1e-12)).any())
+    failing = sum(
+        prob for e, prob in enumerated(delta, p, 1 - p) if (np.abs(x @ e.T) > bound * (1 + 1e-12)).any()
+    )
     assert failing <= gamma
     one = tails.tail_threshold(delta[1] * x[2], p, gamma / 6, method).threshold
     assert bound[2, 1] == pytest.approx(one, rel=1e-12)
@@ -61,7 +63,9 @@ def test_closed_forms():
     # One output and one input: everything reduces to scalars.
     log4 = math.log(1 / 0.25)
     v = 0.5 * 4.0 / (2 * 0.25)
-    assert layers.norm_threshold([[2.0]], [1.0], 0.5, 0.25) == pytest.approx(v * (1 + 2 * log4**0.5 + 2 * log4))
+    assert layers.norm_threshold([[2.0]], [1.0], 0.5, 0.25) == pytest.approx(
+        v * (1 + 2 * log4**0.5 + 2 * log4)
+    )
     t = layers.operator_norm_threshold([[2.0]], 0.9, 0.05)
     variance, reach = 9 * 4, 2 * 9
     assert 2 * math.exp(-(t**2) / 2 / (variance + reach * t / 3)) == pytest.approx(0.05, rel=1e-10)

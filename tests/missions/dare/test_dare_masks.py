@@ -91,7 +91,9 @@ def test_the_compiled_steps_take_the_naive_decisions():
     v, m = w[order], moment[np.ix_(order, order)]
     exact_v, exact_m = [F(a) for a in v.tolist()], [[F(a) for a in row] for row in m.tolist()]
     d1 = masks.derandomise(w[None], moment, 0.5, penalty=0.25)
-    assert tuple(d1.keep[0, order]) == naive.derandomised_bernoulli(exact_v, exact_m, F(1, 2), F(1, 2), F(1, 4))
+    assert tuple(d1.keep[0, order]) == naive.derandomised_bernoulli(
+        exact_v, exact_m, F(1, 2), F(1, 2), F(1, 4)
+    )
     d2 = masks.derandomise(w[None], moment, 0.5, method="d2")
     assert tuple(d2.keep[0, order]) == naive.derandomised_fixed_size(exact_v, exact_m, 3, F(1, 2))[0]
 
