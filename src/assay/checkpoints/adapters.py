@@ -209,6 +209,10 @@ class Adapter:
             return (self._folder / name).read_bytes()
         return self.base.read_carried(name)
 
+    def close(self) -> None:
+        """Close the adapter's own file; the base belongs to whoever opened it."""
+        self._weights.close()
+
     def __repr__(self) -> str:
         return (
             f"<Adapter {str(self.path)!r}: {len(self.updates)} updates, {len(self.replaced)} whole tensors>"

@@ -173,7 +173,11 @@ def output_files(patch: Delta, target: Path) -> list[FileLayout]:
         raise InputError(f"{patch.path}: the plan names no output file")
     layouts = []
     for number, file in enumerate(files):
-        if not isinstance(file, dict) or type(file.get("bytes")) is not int or file["bytes"] > MAX_HEADER_BYTES:
+        if (
+            not isinstance(file, dict)
+            or type(file.get("bytes")) is not int
+            or file["bytes"] > MAX_HEADER_BYTES
+        ):
             raise InputError(f"{patch.path}: the plan's output file {number} is malformed")
         name = str(file.get("name")) if patch.plan.get("folder") else target.name
         layouts.append(FileLayout(name, patch.inflated(f"assay.header.{number}", file["bytes"])))
@@ -216,7 +220,9 @@ def tensor_tasks(base: Source, patch: Delta, name: str) -> Iterator[ApplyTask]:
     rows, columns = (shape[0] if shape else 1), int(np.prod(shape[1:], dtype=np.int64))
     blocks = list(block_rows(rows, columns, source.get("base_rows")))
     if source["treatment"] != "unchanged" and len(blocks) != patch.blocks(source["name"]):
-        raise InputError(f"{patch.path} is damaged: {name!r} has {patch.blocks(source['name'])} blocks, not {len(blocks)}")
+        raise InputError(
+            f"{patch.path} is damaged: {name!r} has {patch.blocks(source['name'])} blocks, not {len(blocks)}"
+        )
     for number, (start, stop) in enumerate(blocks):
         yield ApplyTask(base, patch, source, start, stop, number)
 
@@ -296,12 +302,20 @@ def write_carried(base: Source, patch: Delta, writer: CheckpointWriter) -> None:
         name, size = str(line.get("name")), line.get("bytes")
         if line.get("from") == "base":
             if name not in base.carried:
-                raise InputError(f"{base.path} lacks {name!r}, which the delta takes from the base; use the whole base folder")
+                raise InputError(
+                    f"{base.path} lacks {name!r}, which the delta takes from the base; use the whole base folder"
+                )
             data = base.read_carried(name)
         else:
             data = patch.inflated(f"assay.carried.{number}", size if type(size) is int else 0)
         if hashlib.sha256(data).hexdigest() != line.get("sha256"):
-            raise RejectedError(f"the carried file {name!r} does not have the digest it was packed with; find the right base")
+            raise RejectedError(
+                f"the carried file {name!r} does not have the digest it was packed with; find the right base"
+            )
         writer.write_file(name, data)
 
 
+def write_carried_base(base: Source, writer: CheckpointWriter) -> None:
+    """Write the base's own non-weight files."""
+    for name in base.carried:
+        writer.write_file(name, base.read_carried(name))
