@@ -72,12 +72,19 @@ class Verbs(click.Group):
         except KeyboardInterrupt:
             _leave("interrupted; run the same command again to resume", INTERRUPTED)
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         """Parse and run; with `standalone_mode` (the default) this leaves the interpreter."""
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return super().main(args, prog_name, complete_var, False, **extra)
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = super().main(args, prog_name, complete_var, False, **extra)
         except click.UsageError as error:
             verb = error.ctx.command_path if error.ctx else "assay"
             _leave(f"{_clause(error.format_message())} (see '{verb} --help')", MISUSE)
@@ -86,14 +93,10 @@ class Verbs(click.Group):
         except click.Abort:
             _leave("interrupted; run the same command again to resume", INTERRUPTED)
         except Exception as error:
-            if _asks_for_traceback(args[0] if args else extra.get("args")):
+            if "--traceback" in (sys.argv[1:] if args is None else args):
                 traceback.print_exc()
             _leave(_sentence(error), error.exit_code if isinstance(error, AssayError) else MISUSE)
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _asks_for_traceback(arguments: Sequence[str] | None) -> bool:
-    return "--traceback" in (sys.argv[1:] if arguments is None else arguments)
 
 
 def _clause(message: str) -> str:

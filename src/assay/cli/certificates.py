@@ -87,7 +87,12 @@ def parts(document: Mapping[str, Any], every: bool = False) -> Iterator[Renderab
         yield "Nothing is lost: every tensor comes back bit for bit."
         return
     gamma = number(document["settings"]["gamma"])
-    yield _totals(document["totals"])
+    totals = document["totals"]
+    count, kept = int(totals["count"]), int(totals["kept"])
+    yield f"  {kept:,} of {count:,} entries survive ({share(kept, count)})"
+    yield ""
+    yield _totals(totals)
+    yield ""
     yield from _reading(document, lost, gamma)
     yield ""
     yield _table(lost, every, gamma)
@@ -98,10 +103,11 @@ def parts(document: Mapping[str, Any], every: bool = False) -> Iterator[Renderab
 
 
 def _totals(totals: Mapping[str, Any]) -> RenderableType:
+    from rich.padding import Padding
     from rich.table import Table
 
-    count, kept, delete = int(totals["count"]), int(totals["kept"]), _optional(totals["delete"])
-    table = Table(box=None, padding=(0, 2, 0, 2), header_style="dim")
+    delete = _optional(totals["delete"])
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("layer output error, all tensors together")
     table.add_column("mean square", justify="right")
     table.add_column("against deleting", justify="right")
@@ -116,9 +122,7 @@ def _totals(totals: Mapping[str, Any]) -> RenderableType:
         value = _optional(encoded)
         shown = ("unknown", "-") if value is None else (figure(value), ratio(value, delete or 0.0))
         table.add_row(label, *shown)
-    table.caption = f"{kept:,} of {count:,} entries survive ({share(kept, count)})"
-    table.caption_justify = "left"
-    return table
+    return Padding.indent(table, 2)
 
 
 def _reading(document: Mapping[str, Any], lost: list[Loss], gamma: float) -> Iterator[str]:
@@ -131,7 +135,10 @@ def _reading(document: Mapping[str, Any], lost: list[Loss], gamma: float) -> Ite
             " square, than the base alone is."
         )
     elif delete:
-        yield f"Layer by layer, this delta removes {100 * (1 - realised / delete):.3g} % of the base's mean square error."
+        yield (
+            f"Layer by layer, this delta leaves {100 * realised / delete:.3g} % of the mean square by which the base"
+            " alone differs from the fine-tuned model."
+        )
     if bias <= 1e-12 * expected:
         yield (
             "The error has expectation zero, entry by entry. Such errors tend to cancel over a whole network, which is"
@@ -154,11 +161,12 @@ def _reading(document: Mapping[str, Any], lost: list[Loss], gamma: float) -> Ite
 
 
 def _table(lost: list[Loss], every: bool, gamma: float) -> RenderableType:
+    from rich.padding import Padding
     from rich.table import Table
 
     from assay.cli.output import printable
 
-    table = Table(box=None, padding=(0, 2, 0, 2), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("tensor, worst first", overflow="fold")
     headings = (
         "kept",
@@ -181,10 +189,11 @@ def _table(lost: list[Loss], every: bool, gamma: float) -> RenderableType:
             ratio(loss.realised, loss.delete or 0.0),
             "-" if loss.optimal is None else ratio(loss.optimal, loss.delete or 0.0),
         )
-    return table
+    return Padding.indent(table, 2)
 
 
 def _standing(document: Mapping[str, Any]) -> RenderableType:
+    from rich.padding import Padding
     from rich.table import Table
 
     settings = document["settings"]
@@ -208,9 +217,9 @@ def _standing(document: Mapping[str, Any]) -> RenderableType:
         ("assumed", assumed),
         ("not said", "anything about the output of the whole network, or about a task"),
     )
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
-    return table
+    return Padding.indent(table, 2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from assay.cli import certificates, picture
+from assay.cli.figures import figure, number, share, size
 from assay.cli.options import FILE, reporting
 from assay.cli.output import Output, printable
 from assay.core.errors import InputError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 ROWS = 20
 """Tensors listed where not all are asked for."""
+
+FILES = 6
+"""Names of files listed."""
 
 
 @click.command("inspect", short_help="Say what a file is and holds.")
@@ -54,7 +58,7 @@ def _human(file: Path, inspection: Any, every: bool) -> Iterator[RenderableType]
     if inspection.kind == "certificate":
         yield from _certificate(document, every)
         return
-    yield _rows((key, value) for key, value in document.items() if _is_plain(value))
+    yield _rows(row for key, value in document.items() if (row := _plain(key, value)) is not None)
     tensors = document.get("tensors", [])
     if tensors:
         yield ""
@@ -79,41 +83,56 @@ def _certificate(document: Mapping[str, Any], every: bool) -> Iterator[Renderabl
     yield _rows([*rows, ("id", document["id"])])
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
+def _plain(key: str, value: Any) -> tuple[str, str] | None:
+    """A field of the document as a row; None for what is shown otherwise."""
+    if isinstance(value, list) and key != "tensors":
+        more = f" and {len(value) - FILES} more" if len(value) > FILES else ""
+        return key, ", ".join(map(str, value[:FILES])) + more if value else "none"
+    if key == "bytes":
+        return key, f"{value:,} ({size(value)})"
+    if isinstance(value, bool):
+        return key, "yes" if value else "no"
+    if isinstance(value, str | int):
+        return key, f"{value:,}" if isinstance(value, int) else value
+    return None
 
 
-def _rows(pairs: Any) -> RenderableType:
+def _rows(pairs: Iterable[tuple[str, str]]) -> RenderableType:
+    from rich.padding import Padding
     from rich.table import Table
 
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in pairs:
-        table.add_row(key.replace("_", " "), printable(f"{value:,}" if type(value) is int else str(value)))
-    return table
+        table.add_row(key, printable(value))
+    return Padding.indent(table, 2)
 
 
 def _table(tensors: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One row a tensor; the columns are the fields that any of them has."""
+    from rich.padding import Padding
     from rich.table import Table
 
-    columns = list(dict.fromkeys(key for tensor in tensors for key in tensor))
-    table = Table(box=None, padding=(0, 2, 0, 2), header_style="dim")
+    lossy = any("threshold" in tensor for tensor in tensors)
+    treated = any("treatment" in tensor for tensor in tensors)
+    columns = ["name", *(["treatment"] if treated else []), "dtype", "shape", "bytes"]
+    columns += ["kept", "bits", "divisor"] if lossy else []
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
         table.add_column(
-            column.replace("_", " "), overflow="fold", justify="left" if column == "name" else "right"
+            column, overflow="fold", justify="left" if column in ("name", "treatment") else "right"
         )
     for tensor in tensors:
-        table.add_row(*(_cell(tensor.get(column)) for column in columns))
-    return table
+        cells = _cells(tensor)
+        table.add_row(*(printable(cells.get(column, "-")) for column in columns))
+    return Padding.indent(table, 2)
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, list):
-        return "x".join(map(str, value)) or "scalar"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return printable(f"{value:,}" if type(value) is int else str(value))
+def _cells(tensor: Mapping[str, Any]) -> dict[str, str]:
+    cells = {key: str(tensor[key]) for key in ("name", "treatment", "dtype", "bits") if key in tensor}
+    cells["shape"] = "x".join(map(str, tensor["shape"])) or "scalar"
+    cells["bytes"] = f"{tensor['bytes']:,}"
+    if "threshold" in tensor:
+        cells["kept"] = share(int(tensor["threshold"]), 1 << 32)
+        cells["divisor"] = figure(number(tensor["rescale"]))
+    return cells

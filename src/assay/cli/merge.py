@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from assay.cli.figures import size
+from assay.cli.figures import figure, size
 from assay.cli.options import FILE, Weights, reporting, writing
 from assay.cli.output import Output
 
@@ -27,9 +27,9 @@ from assay.cli.output import Output
 @click.option(
     "--density",
     type=click.FloatRange(0, 1, min_open=True),
-    default=0.2,
+    default=1.0,
     show_default=True,
-    help="The share of entries that ties keeps of each delta before it elects signs.",
+    help="The share of entries that ties keeps of each delta before it elects signs; 1 trims nothing.",
 )
 @writing
 @reporting
@@ -50,7 +50,7 @@ def command(
         "out": str(report.out),
         "bytes_out": report.bytes_out,
         "tensors": report.tensors,
-        "expected": report.expected,
+        "expected": None if report.expected is None else dict(report.expected),
         "warnings": list(report.warnings),
         "dry_run": dry_run,
     }
@@ -58,5 +58,10 @@ def command(
     def human() -> Iterator[str]:
         verb = "would write" if dry_run else "wrote"
         yield f"{verb} {report.out}: {report.tensors} tensors, {size(report.bytes_out)}, from {len(deltas)} deltas"
+        if report.expected is not None:
+            yield (
+                f"expected layer output error, all tensors together: variance {figure(report.expected['variance'])}, "
+                f"bias at most {figure(report.expected['bias_at_most'])} (for deltas packed with different seeds)"
+            )
 
     out.result(document, human)

@@ -52,8 +52,11 @@ class Output:
             print(json.dumps(document, indent=2, ensure_ascii=False))
             return
         console = _console(sys.stdout)
-        for part in human():
-            console.print(printable(part) if isinstance(part, str) else part)
+        with console.capture() as captured:
+            for part in human():
+                console.print(printable(part) if isinstance(part, str) else part)
+        for line in captured.get().splitlines():
+            print(line.rstrip())
 
     def note(self, text: str) -> None:
         """A remark on stderr."""

@@ -138,8 +138,11 @@ def command(
         )
     for warning in report.warnings:
         out.warn(warning)
-    if plot is not None and report.certificate is not None:
-        picture.draw(report.certificate.document, plot)
+    if plot is not None and report.certificate is not None and not report.dry_run:
+        if certificates.losses(report.certificate.document):
+            picture.draw(report.certificate.document, plot)
+        else:
+            out.warn(f"nothing is lost, so there is no picture to draw into {plot}")
     out.result(_document(report), lambda: _human(report, finetuned, base, every))
 
 
@@ -150,7 +153,7 @@ def _document(report: PackReport) -> dict[str, Any]:
         "bytes_in": report.bytes_in,
         "bytes_out": report.bytes_out,
         "parameters": report.parameters,
-        "bits_per_parameter": 8 * report.bytes_out / max(1, report.parameters),
+        "bits_per_parameter": report.bits_per_parameter,
         "delta_ratio": report.delta_ratio,
         "warnings": list(report.warnings),
         "certificate": None if report.certificate is None else dict(report.certificate.document),
@@ -162,9 +165,10 @@ def _human(report: PackReport, finetuned: Path, base: Path, every: bool) -> Iter
     yield (
         f"{verb} {report.out}: {size(report.bytes_in)} -> {size(report.bytes_out)}, "
         f"{report.bytes_in / max(1, report.bytes_out):.3g} times smaller, "
-        f"{8 * report.bytes_out / max(1, report.parameters):.3g} bits per parameter"
+        f"{report.bits_per_parameter:.3g} bits per parameter"
     )
-    yield f"the delta's norm is {report.delta_ratio:.3g} times the base's"
+    if report.delta_ratio:
+        yield f"the delta's norm is {report.delta_ratio:.3g} times the base's"
     if report.certificate is None:
         yield "no certificate was issued"
         return

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from assay.cli.certificates import losses
+from assay.cli.figures import number
 from assay.core.errors import InputError, MissingExtraError
 
 SUFFIXES = (".svg", ".png", ".pdf")
+NAMED = 80
+"""Tensors up to which each has its name below the axis."""
 
 
 def check(path: Path) -> None:
@@ -37,34 +40,34 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     lost = [loss for loss in losses(document) if loss.delete]
+    if not lost:
+        raise InputError(f"the certificate {document['id'][:16]} has no tensor to draw: nothing was lost")
     where = range(len(lost))
     scale = [loss.delete or 1.0 for loss in lost]
-    gamma = document["settings"]["gamma"]
-    with matplotlib.rc_context({"svg.hashsalt": document["id"], "font.size": 8}):
-        figure = Figure(figsize=(max(6.0, 0.16 * len(lost) + 2), 4.2), layout="constrained")
+    share = f"{100 * number(document['settings']['gamma']):.3g} %"
+    bounds = [
+        (x, loss.bound / s) for x, loss, s in zip(where, lost, scale, strict=True) if loss.bound is not None
+    ]
+    with matplotlib.rc_context({"svg.hashsalt": document["id"], "svg.fonttype": "none", "font.size": 8}):
+        figure = Figure(figsize=(max(5.0, 0.16 * len(lost) + 2), 4.4), layout="constrained")
         axes = figure.add_subplot()
-        bounded = [
-            (x, loss.bound / s)
-            for x, loss, s in zip(where, lost, scale, strict=True)
-            if loss.bound is not None
-        ]
-        axes.plot(*zip(*bounded, strict=True) if bounded else ([], []), "_", color="tab:red", markersize=7,
-                  label=f"bound (broken by a share {gamma} of seeds at most)")  # fmt: skip
+        axes.plot([x for x, _ in bounds], [y for _, y in bounds], "_", color="tab:red", markersize=7,
+                  label=f"bound, broken by at most {share} of seeds")  # fmt: skip
         axes.plot(where, [loss.expected / s for loss, s in zip(lost, scale, strict=True)], "o", color="tab:blue",
                   markersize=6, fillstyle="none", label="expected")  # fmt: skip
         axes.plot(where, [loss.realised / s for loss, s in zip(lost, scale, strict=True)], ".", color="black",
                   markersize=4, label="realised")  # fmt: skip
         axes.axhline(1.0, color="grey", linewidth=0.8, label="deleting the delta")
         axes.set_yscale("log")
+        axes.set_xlim(-0.8, len(lost) - 0.2)
         axes.set_ylabel("mean square of the layer output error,\nrelative to deleting the delta")
-        if len(lost) <= 60:
+        if len(lost) <= NAMED:
             axes.set_xticks(
                 list(where), [loss.name for loss in lost], rotation=90, fontsize=5, parse_math=False
             )
         else:
             axes.set_xlabel("tensors, in file order")
         axes.set_title(f"certificate {document['id'][:16]}", loc="left")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4, frameon=False, fontsize=7)
-        axes.legend(frameon=False, fontsize=7)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
         dateless = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[path.suffix.lower()[1:]]
         figure.savefig(path, dpi=160, metadata=dateless)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from assay.core import instance as instances
 from assay.core.catalog import catalog
 from assay.core.certificate import Certificate, certify
@@ -36,7 +38,7 @@ def replay(certificate: Certificate) -> Verdict:
         )
     claim = known[claim_id]
     try:
-        instance = instances.decode(claim.instance, document["instance"])
+        instance: Any = instances.decode(claim.instance, document["instance"])
     except InputError as error:
         raise RejectedError(f"the certificate's instance is none of {claim_id}: {error}") from None
     again = certify(claim, instance, precision=document["precision"], draws=document["draws"])
