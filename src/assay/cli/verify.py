@@ -18,7 +18,7 @@ from assay.core.errors import RejectedError, UndecidedError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ACCEPTED, REJECTED, UNDECIDED = 0, 1, 3
+ACCEPTED, REJECTED, MISUSE, UNDECIDED = 0, 1, 2, 3
 
 
 @click.command("verify", short_help="Check a certificate or a delta.")
@@ -53,7 +53,8 @@ def command(
     else:
         if out.as_json:
             out.result(report, lambda: _human(report))
-        out.note(f"assay: {report['result']}: {file}: {report['reason']}")
+        verdict = "" if report["exit_code"] == MISUSE else f"{report['result']}: {file}: "
+        out.note(f"assay: {verdict}{report['reason']}")
     ctx.exit(report["exit_code"])
 
 
