@@ -67,7 +67,7 @@ def test_d1_against_its_definition(case, p, q):
         assert mask.guarantee == pytest.approx(bound, rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(layer(), st.sampled_from([F(1, 4), F(1, 2), F(3, 4)]))
 def test_d2_against_its_definition(case, p):
     w, moment = case

@@ -35,8 +35,17 @@ def test_goal_bound(p, n, mean, variance, gamma, value):
 
 @pytest.mark.parametrize(
     "arguments",
-    [(0, 1, 0, 0.5, 0.5), (1, 1, 0, 0.0, 0.5), (1, 1, 0, 1.0, 0.5), (1, 1, 0, 0.5, 0.0), (1, 1, 0, 0.5, 1.0)]
-    + [(1, 1, -1, 0.5, 0.5), (1, math.nan, 0, 0.5, 0.5), (1.5, 1, 0, 0.5, 0.5), (1, 1, 0, 0.5, math.nan)],
+    [
+        (0, 1, 0, 0.5, 0.5),
+        (1, 1, 0, 0.0, 0.5),
+        (1, 1, 0, 1.0, 0.5),
+        (1, 1, 0, 0.5, 0.0),
+        (1, 1, 0, 0.5, 1.0),
+        (1, 1, -1, 0.5, 0.5),
+        (1, math.nan, 0, 0.5, 0.5),
+        (1.5, 1, 0, 0.5, 0.5),
+        (1, 1, 0, 0.5, math.nan),
+    ],
 )
 def test_goal_bound_refuses(arguments):
     with pytest.raises(InputError):
