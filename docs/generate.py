@@ -54,7 +54,7 @@ def _cli() -> Iterator[str]:
         " nothing else. There is no colour where the output is no terminal, or where `NO_COLOR` is set."
     )
     yield EXIT_CODES
-    with click.Context(cli.main, info_name="assay") as root:
+    with click.Context(cli.main, info_name="assay", **cli.main.context_settings) as root:
         yield _options(cli.main, root, "## `assay`")
         for verb in cli.main.list_commands(root):
             command = cli.main.get_command(root, verb)
