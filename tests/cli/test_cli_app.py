@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.text import Text
 
 from assay.cli import app, main
+from assay.cli.output import Output
 from assay.core.errors import AssayError, BudgetError, InputError, RejectedError, UndecidedError
 
 SRC = Path(__file__).parents[2] / "src"
@@ -170,11 +173,6 @@ def test_a_reader_that_goes_away_is_no_error():
     assert done.stdout.splitlines()[-1].lstrip("[").strip() in ("0", "141")
 
 
-def test_no_colour_unless_there_is_a_terminal(shell):
-    assert "\x1b" not in shell("list").stdout
-    assert "\x1b" not in shell("list", env={"NO_COLOR": "1"}).stdout
-
-
 def test_standalone_mode_off_lets_errors_through():
     with pytest.raises(AssayError):
         main(["show", "no.such"], standalone_mode=False)
@@ -183,3 +181,26 @@ def test_standalone_mode_off_lets_errors_through():
 def test_json_is_all_that_stdout_holds(shell):
     done = shell("list", "--json")
     assert isinstance(json.loads(done.stdout), list)
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colour_on_a_terminal_only_and_never_against_no_color(monkeypatch, variables, coloured):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm-256color", **variables}.items():
+        monkeypatch.setenv(name, value)
+    pipe, terminal = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    for stream in (pipe, terminal):
+        monkeypatch.setattr("sys.stdout", stream)
+        Output().result({}, lambda: iter([Text("x", style="red")]))
+    assert pipe.getvalue() == "x\n"
+    assert ("\x1b[31m" in terminal.getvalue()) is coloured
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
+    clock = iter([0.0, 1.0, 11.0, 11.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Output().progress("pack") as report:
+        report(1, 100, "early")
+        report(50, 100, "half\x1b")
+    assert capsys.readouterr() == ("", "pack: 50 %, half\N{REPLACEMENT CHARACTER}\n")

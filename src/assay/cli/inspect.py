@@ -46,7 +46,8 @@ def command(file: Path, every: bool, plot: Path | None, out: Output) -> None:
             raise InputError(f"{file} holds no certificate of a pack, so there is nothing to draw")
         picture.draw(certificate, plot)
     out.result(
-        {"file": str(file), "kind": inspection.kind, **document}, lambda: _human(file, inspection, every)
+        {"file": str(file), "kind": inspection.kind, "document": dict(document)},
+        lambda: _human(file, inspection, every),
     )
 
 
