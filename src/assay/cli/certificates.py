@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -83,13 +84,16 @@ def parts(document: Mapping[str, Any], every: bool = False) -> Iterator[Renderab
 
     lost = losses(document)
     yield Text(f"certificate {document['id'][:16]} (grade {document['grade']})", style="bold")
+    treatments = Counter(record["treatment"] for record in document["tensors"])
+    counts = ", ".join(f"{n} {treatment}" for treatment, n in treatments.most_common())
+    yield f"  {treatments.total()} tensors: {counts}"
     if not lost:
         yield "Nothing is lost: every tensor comes back bit for bit."
         return
     gamma = number(document["settings"]["gamma"])
     totals = document["totals"]
     count, kept = int(totals["count"]), int(totals["kept"])
-    yield f"  {kept:,} of {count:,} entries survive ({share(kept, count)})"
+    yield f"  {kept:,} of the {count:,} entries that may be dropped survive ({share(kept, count)})"
     yield ""
     yield _totals(totals)
     yield ""
