@@ -201,12 +201,13 @@ def _standing(document: Mapping[str, Any]) -> RenderableType:
     from rich.table import Table
 
     settings = document["settings"]
-    moments = settings["moments"]
-    inputs = (
-        "layer inputs of unit second moment, uncorrelated (no calibration text was given)"
-        if moments == "unit"
-        else f"layer inputs with the measured second moments {moments[:23]}"
-    )
+    lossy = [record for record in document["tensors"] if record["treatment"] in LOSSY]
+    measured = sum(record.get("moments") == "calibrated" for record in lossy)
+    inputs = "layer inputs of unit second moment, uncorrelated (no calibration text was given)"
+    if settings["moments"] != "unit":
+        inputs = f"layer inputs with the measured second moments {settings['moments'][:23]}"
+        if measured < len(lossy):
+            inputs += f" for {measured} of {len(lossy)} tensors, unit ones for the rest"
     names = [p["name"] for p in document["premises"] if p["basis"] == "assumed"]
     assumed = "; ".join([*names, inputs])
     rows = (
