@@ -38,7 +38,9 @@ else:
 
 def start(verb, folder):
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(SOURCE), verb, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", RUN, str(SOURCE), verb, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"ready\n"
     return process
@@ -50,7 +52,9 @@ def expected(verb, folder):
     pack(finetuned, base, folder / "d.safetensors", seed=1)
     write(folder / "other.safetensors", tuned(weights(0, np.float32, rows=6000, columns=256), seed=9))
     pack(folder / "other.safetensors", base, folder / "e.safetensors", seed=2)
-    run = subprocess.run([sys.executable, "-c", RUN, str(SOURCE), verb, str(folder)], capture_output=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", RUN, str(SOURCE), verb, str(folder)], capture_output=True, check=True
+    )
     assert run.stdout == b"ready\n"
     new = (folder / "out").read_bytes()
     (folder / "out").unlink()
@@ -104,7 +108,9 @@ def test_a_rerun_resumes_what_was_journalled(tmp_path, monkeypatch):
             pack(finetuned, base, tmp_path / "d", seed=5)
     assert not (tmp_path / "d").exists()
     resumed = []
-    monkeypatch.setattr(Journal, "record", lambda self, key, payload: (resumed.append(key), original(self, key, payload)))
+    monkeypatch.setattr(
+        Journal, "record", lambda self, key, payload: (resumed.append(key), original(self, key, payload))
+    )
     pack(finetuned, base, tmp_path / "d", seed=5)
     assert set(resumed).isdisjoint(recorded)
     assert len(resumed) + len(recorded) == len(read(base))
@@ -144,7 +150,9 @@ def test_a_full_disk_is_one_sentence_and_no_half_file(tmp_path, verb):
     )
     lines = []
     for line in code.splitlines():
-        lines.append("  " + line if line.startswith(("    ", "elif", "else")) and "try:" in "".join(lines) else line)
+        lines.append(
+            "  " + line if line.startswith(("    ", "elif", "else")) and "try:" in "".join(lines) else line
+        )
     code = "\n".join(lines) + "\nexcept InputError as error:\n  print(error)\n"
     run = subprocess.run(
         [sys.executable, "-c", code, str(SOURCE), verb, str(tmp_path)],

@@ -56,7 +56,13 @@ def test_ties_elects_the_sign_with_the_larger_total(tmp_path):
     for number, values in enumerate(([3.0, 1, -1, 2], [-1.0, 1, -4, 0], [-1.0, 1, 2, 0])):
         write(tmp_path / f"f{number}.safetensors", {"w": np.array([values], np.float32)})
         made.append(tmp_path / f"d{number}.safetensors")
-        pack(tmp_path / f"f{number}.safetensors", tmp_path / "base.safetensors", made[-1], lossless=True, seed=number)
+        pack(
+            tmp_path / f"f{number}.safetensors",
+            tmp_path / "base.safetensors",
+            made[-1],
+            lossless=True,
+            seed=number,
+        )
     merge(tmp_path / "base.safetensors", made, tmp_path / "m.safetensors", method="ties", weights=[1, 1, 1])
     np.testing.assert_allclose(read(tmp_path / "m.safetensors")["w"], [[9, 3, -7.5, 6]])
 
