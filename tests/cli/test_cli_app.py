@@ -200,6 +200,7 @@ def test_colour_on_a_terminal_only_and_never_against_no_color(monkeypatch, varia
 def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 11.0, 11.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("assay.cli.output.SECONDS_BETWEEN_LINES", 10.0)
     with Output().progress("pack") as report:
         report(1, 100, "early")
         report(50, 100, "half\x1b")
