@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from assay.core.certificate import Certificate
+
 
 @pytest.fixture
 def packed(invoke, pair, tmp_path) -> Path:
@@ -256,10 +258,19 @@ def test_inspect_of_a_checkpoint(invoke, pair):
     assert "layer.weight" in text
 
 
-def test_names_from_a_file_do_not_steer_the_terminal(invoke, tmp_path):
+def test_names_from_a_file_do_not_steer_the_terminal(invoke, packed, tmp_path):
+    document = json.loads(invoke("inspect", packed, "--json").stdout)["document"]["certificate"]
+    for record in document["tensors"]:
+        record["name"] += "\x1b[2J"
+    body = {key: value for key, value in document.items() if key != "id"}
+    Certificate.seal(body).save(tmp_path / "c.json")
+    result = invoke("inspect", tmp_path / "c.json")
+    assert result.exit_code == 0
+    assert "layer.weight\N{REPLACEMENT CHARACTER}[2J" in result.stdout
     save_file({"a\x1b[2Jb": np.zeros((2, 2), np.float32)}, tmp_path / "odd.safetensors")
-    result = invoke("inspect", tmp_path / "odd.safetensors")
-    assert "\x1b" not in result.stdout + result.stderr
+    refused = invoke("inspect", tmp_path / "odd.safetensors")
+    assert refused.exit_code == 2
+    assert "\x1b" not in result.stdout + result.stderr + refused.stdout + refused.stderr
 
 
 @pytest.fixture
