@@ -273,6 +273,16 @@ def test_names_from_a_file_do_not_steer_the_terminal(invoke, packed, tmp_path):
     assert "\x1b" not in result.stdout + result.stderr + refused.stdout + refused.stderr
 
 
+@pytest.mark.parametrize("lost", ["totals", "tensors", "settings", "premises", "grade"])
+def test_a_certificate_that_lacks_a_field_is_one_sentence(invoke, packed, tmp_path, lost):
+    document = json.loads(invoke("inspect", packed, "--json").stdout)["document"]["certificate"]
+    Certificate.seal({k: v for k, v in document.items() if k not in ("id", lost)}).save(tmp_path / "c.json")
+    result = invoke("inspect", tmp_path / "c.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert "lacks what its kind must have" in result.stderr
+
+
 @pytest.fixture
 def encoders(tmp_path) -> tuple[Path, Path]:
     """A tiny Hugging Face encoder and a fine-tune of it, both with their tokenizer."""
