@@ -333,4 +333,6 @@ def test_calibration_text_and_chosen_masks(invoke, encoders, tmp_path):
     masked = [record for record in certificate["tensors"] if record["treatment"] == "masked"]
     assert len(masked) == 3
     assert all(not record["tails"] for record in masked)
-    assert "3 masks were chosen, not drawn" in invoke("inspect", tmp_path / "chosen").stdout
+    page = invoke("inspect", tmp_path / "chosen").stdout
+    assert "3 masks were chosen, not drawn" in page
+    assert "has expectation zero" not in page
