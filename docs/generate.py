@@ -26,8 +26,10 @@ NOTE = "<!-- Written by docs/generate.py; do not edit. -->"
 PACKAGES = (
     "assay",
     "assay.checkpoints",
-    "assay.missions.dare.model",
-    "assay.missions.dare.algorithm",
+    "assay.checkpoints.calibrate",
+    "assay.missions.dare",
+    "assay.core.instance",
+    "assay.core.replay",
     "assay.core.errors",
 )
 """Where public names live: what each of these offers is documented."""
