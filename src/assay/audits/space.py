@@ -1,0 +1,231 @@
+"""The space of instances, taken from the annotations of an instance type.
+
+An instance is a *shape* (how long each tuple is, all the way down) and a flat list of exact *values*, one per
+leaf.  Attacks work on those two and build the instance back:
+
+>>> from assay.missions._template.model import Numbers
+>>> shape, values = flatten(Numbers((Fraction(1), Fraction(2))))
+>>> shape, values
+((2,), [Fraction(1, 1), Fraction(2, 1)])
+>>> build(Numbers, shape, values)
+Numbers(values=(Fraction(1, 1), Fraction(2, 1)))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+from assay.core.errors import InputError
+from assay.core.instance import Field, Length, Range, fields
+
+Value = Fraction | int | bool | str
+Shape = tuple[Any, ...]
+"""Per field: None for a number, a count for a tuple of numbers, shapes for instances and tuples of them."""
+
+DEFAULT_RANGE = Range(-8, 8)
+"""Where a number without a declared range is looked for."""
+
+SIGNIFICANT_BITS = 20
+"""Proposed reals are dyadic and this short, so that floats and rationals name the same instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One number of an instance: the field it belongs to, its kind and its range."""
+
+    name: str
+    kind: type
+    range: Range
+
+    @property
+    def span(self) -> Fraction:
+        """Length of the range."""
+        return Fraction(self.range.high) - self.range.low
+
+    def special(self) -> tuple[Value, ...]:
+        """Corner values, plainest first: 0, the ends, 1, -1, 1/2 and neighbours of the ends."""
+        if self.kind is bool:
+            return (False, True)
+        low, high, span = Fraction(self.range.low), Fraction(self.range.high), self.span
+        if self.kind is int:
+            wanted = [Fraction(0), low, low + 1, high, Fraction(1), Fraction(-1), Fraction(2), Fraction(3)]
+            wanted += [Fraction(int(low + span / 2)), high - 1]
+        else:
+            wanted = [Fraction(0), low, high, Fraction(1), Fraction(-1), Fraction(1, 2), low + span / 2]
+            wanted += [end + sign * span / d for d in (100, 10, 10**6) for end, sign in ((low, 1), (high, -1))]
+            wanted += [Fraction(2), Fraction(-1, 2), Fraction(1, 3), Fraction(2, 3)]
+        inside = dict.fromkeys(v for v in wanted if v in self.range)
+        return tuple(int(v) if self.kind is int else v for v in inside)
+
+    def near(self, value: Fraction) -> Value:
+        """The value of this leaf that is closest to `value`: inside the range, whole where it must be."""
+        if self.kind is bool:
+            return value >= Fraction(1, 2)
+        low, high = Fraction(self.range.low), Fraction(self.range.high)
+        if self.kind is int:
+            return int(min(max(Fraction(round(value)), low + self.range.open_low), high - self.range.open_high))
+        nudge = self.span / 10**9
+        value = min(max(value, low + nudge * self.range.open_low), high - nudge * self.range.open_high)
+        rounded = shorten(value)
+        return rounded if rounded in self.range else value
+
+    def at(self, position: float, warp: str = "linear") -> Value:
+        """The value at `position` in [0, 1] of the range.
+
+        `warp` stretches the range: ``ends`` spends half of each side on the last thousandth before an end,
+        ``zero`` does so around 0.
+        """
+        low, span = Fraction(self.range.low), self.span
+        if warp == "linear" or self.kind is not Fraction:
+            return self.near(low + span * Fraction(position))
+        side = 2 * position - 1  # in [-1, 1]
+        if warp == "ends":
+            inset = shorten(span / 2 * Fraction(10.0 ** (-6 * abs(side))))
+            value = low + inset if side < 0 else low + span - inset
+            return value if value in self.range else self.near(value)
+        magnitude = max(abs(low), abs(low + span)) * Fraction(10.0 ** (-6 * (1 - abs(side))))
+        return self.near(magnitude if side > 0 else -magnitude)
+
+    def position(self, value: Value) -> float:
+        """The inverse of the linear `at`."""
+        return float((Fraction(value) - self.range.low) / self.span) if self.span else 0.0
+
+
+def shorten(value: Fraction, bits: int = SIGNIFICANT_BITS) -> Fraction:
+    """The nearest dyadic with about `bits` significant bits."""
+    if value.denominator.bit_length() <= bits and abs(value.numerator).bit_length() <= bits:
+        return value
+    exponent = bits - (abs(value.numerator).bit_length() - value.denominator.bit_length())
+    scale = Fraction(2) ** exponent
+    return round(value * scale) / scale
+
+
+@cache
+def _fields(kind: type) -> tuple[Field, ...]:
+    return fields(kind)
+
+
+def _leaf(owner: type, field: Field) -> Leaf:
+    if field.kind is str:
+        raise InputError(
+            f"the audit has no values to try for {owner.__name__}.{field.name}, a str: give {owner.__name__} a "
+            "classmethod propose(cls, rng) that returns an instance"
+        )
+    bounds = field.range or (Range(0, 1) if field.kind is bool else DEFAULT_RANGE)
+    return Leaf(field.name, field.kind, bounds)
+
+
+def leaves(kind: type, shape: Shape) -> list[Leaf]:
+    """The leaves of an instance of that shape, in the order of its values.
+
+    Raises:
+        InputError: a field is a str, of which no values can be proposed.
+    """
+    result: list[Leaf] = []
+    for field, part in zip(_fields(kind), shape, strict=True):
+        nested = dataclasses.is_dataclass(field.kind)
+        if field.length is None:
+            result += leaves(field.kind, part) if nested else [_leaf(kind, field)]
+        elif nested:
+            for inner in part:
+                result += leaves(field.kind, inner)
+        else:
+            result += [_leaf(kind, field)] * part
+    return result
+
+
+def build(kind: type, shape: Shape, values: Sequence[Value]) -> Any:
+    """The instance of that shape and values.
+
+    Whatever the type's own ``__post_init__`` raises is passed on.
+    """
+    return _build(kind, shape, iter(values))
+
+
+def _build(kind: type, shape: Shape, values: Iterator[Value]) -> Any:
+    parts: list[Any] = []
+    for field, part in zip(_fields(kind), shape, strict=True):
+        nested = dataclasses.is_dataclass(field.kind)
+        if field.length is None:
+            parts.append(_build(field.kind, part, values) if nested else next(values))
+        elif nested:
+            parts.append(tuple([_build(field.kind, inner, values) for inner in part]))
+        else:
+            parts.append(tuple(itertools.islice(values, part)))
+    return kind(*parts)
+
+
+def flatten(instance: Any) -> tuple[Shape, list[Value]]:
+    """Shape and values of an instance."""
+    shape: list[Any] = []
+    values: list[Value] = []
+    for field in _fields(type(instance)):
+        value = getattr(instance, field.name)
+        nested = dataclasses.is_dataclass(field.kind)
+        items = value if field.length is not None else (value,)
+        if nested:
+            inner = [flatten(item) for item in items]
+            part: Any = tuple(s for s, _ in inner)
+            for _, more in inner:
+                values += more
+        else:
+            part = len(items)
+            values += items
+        shape.append(part if field.length is not None else (part[0] if nested else None))
+    return tuple(shape), values
+
+
+def shapes(kind: type, limit: int = 64) -> list[Shape]:
+    """Shapes worth trying, smallest first: every tuple equally long, then each of its own length.
+
+    Lengths run over both ends of their range and everything small in between.
+    """
+    lengths = _lengths(kind)
+    tied = [_shape(kind, itertools.repeat(n)) for n in sorted({n for choice in lengths for n in choice})]
+    free = itertools.islice(itertools.product(*lengths), 4 * limit)
+    loose = [_shape(kind, iter(choice)) for choice in free]
+    unique = list(dict.fromkeys([*tied, *loose]))[:limit]
+    return sorted(unique, key=lambda shape: len(leaves(kind, shape)))
+
+
+def random_shape(kind: type, rng: random.Random) -> Shape:
+    """A shape with lengths drawn from their ranges; half of the time all tuples are equally long."""
+    if rng.random() < 0.5:
+        return _shape(kind, itertools.repeat(rng.choice(sorted({n for c in _lengths(kind) for n in c}) or [0])))
+    return _shape(kind, (rng.choice(c) for c in itertools.cycle(_lengths(kind) or [(0,)])))
+
+
+def _lengths(kind: type) -> list[tuple[int, ...]]:
+    """The lengths to try of each tuple, in the order in which `_shape` asks for them."""
+    result: list[tuple[int, ...]] = []
+    for field in _fields(kind):
+        if field.length is not None:
+            low, high = field.length.low, field.length.high
+            result.append(tuple(sorted({*range(low, min(high, low + 4) + 1), (low + high) // 2, high})))
+        if dataclasses.is_dataclass(field.kind):
+            result += _lengths(field.kind)
+    return result
+
+
+def _clip(length: Length, count: int) -> int:
+    return min(max(count, length.low), length.high)
+
+
+def _shape(kind: type, counts: Iterator[int]) -> Shape:
+    parts: list[Any] = []
+    for field in _fields(kind):
+        nested = dataclasses.is_dataclass(field.kind)
+        count = _clip(field.length, next(counts)) if field.length is not None else None
+        if not nested:
+            parts.append(count)
+        else:
+            inner = _shape(field.kind, counts)
+            parts.append(inner if count is None else (inner,) * count)
+    return tuple(parts)
