@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from typing import Any
 
-from assay.core.errors import InputError
+from assay.core.errors import AssayError, InputError
 from assay.core.instance import Field, Length, Range, fields
 
 Value = Fraction | int | bool | str
@@ -34,6 +34,10 @@ DEFAULT_RANGE = Range(-8, 8)
 
 SIGNIFICANT_BITS = 20
 """Proposed reals are dyadic and this short, so that floats and rationals name the same instance."""
+
+
+MAX_EVERYTHING = 50_000
+"""A finite space no larger than this is tried whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,9 @@ class Leaf:
             wanted += [Fraction(int(low + span / 2)), high - 1]
         else:
             wanted = [Fraction(0), low, high, Fraction(1), Fraction(-1), Fraction(1, 2), low + span / 2]
-            wanted += [end + sign * span / d for d in (100, 10, 10**6) for end, sign in ((low, 1), (high, -1))]
+            wanted += [
+                end + sign * span / d for d in (100, 10, 10**6) for end, sign in ((low, 1), (high, -1))
+            ]
             wanted += [Fraction(2), Fraction(-1, 2), Fraction(1, 3), Fraction(2, 3)]
         inside = dict.fromkeys(v for v in wanted if v in self.range)
         return tuple(int(v) if self.kind is int else v for v in inside)
@@ -70,7 +76,9 @@ class Leaf:
             return value >= Fraction(1, 2)
         low, high = Fraction(self.range.low), Fraction(self.range.high)
         if self.kind is int:
-            return int(min(max(Fraction(round(value)), low + self.range.open_low), high - self.range.open_high))
+            return int(
+                min(max(Fraction(round(value)), low + self.range.open_low), high - self.range.open_high)
+            )
         nudge = self.span / 10**9
         value = min(max(value, low + nudge * self.range.open_low), high - nudge * self.range.open_high)
         rounded = shorten(value)
@@ -107,37 +115,51 @@ def shorten(value: Fraction, bits: int = SIGNIFICANT_BITS) -> Fraction:
     return round(value * scale) / scale
 
 
-@cache
+_known: dict[type, tuple[Field, ...]] = {}
+
+
 def _fields(kind: type) -> tuple[Field, ...]:
-    return fields(kind)
+    """`fields`, which takes annotations apart at length, once per type."""
+    if kind not in _known:
+        _known[kind] = fields(kind)
+    return _known[kind]
 
 
-def _leaf(owner: type, field: Field) -> Leaf:
-    if field.kind is str:
-        raise InputError(
-            f"the audit has no values to try for {owner.__name__}.{field.name}, a str: give {owner.__name__} a "
-            "classmethod propose(cls, rng) that returns an instance"
-        )
-    bounds = field.range or (Range(0, 1) if field.kind is bool else DEFAULT_RANGE)
-    return Leaf(field.name, field.kind, bounds)
+def _leaf(field: Field) -> Leaf:
+    return Leaf(field.name, field.kind, field.range or (Range(0, 1) if field.kind is bool else DEFAULT_RANGE))
+
+
+def has_strategy(kind: type) -> bool:
+    """Whether every value can be proposed from annotations alone.
+
+    Raises:
+        InputError: a field is a str, and the type has no ``propose`` of its own.
+    """
+    if hasattr(kind, "propose"):
+        return all(f.kind is not str for f in _fields(kind))
+    for field in _fields(kind):
+        if field.kind is str:
+            raise InputError(
+                f"the audit has no values to try for {kind.__name__}.{field.name}, a str: give {kind.__name__} a "
+                "classmethod propose(cls, rng) that returns an instance"
+            )
+        if dataclasses.is_dataclass(field.kind) and not has_strategy(field.kind):
+            return False
+    return True
 
 
 def leaves(kind: type, shape: Shape) -> list[Leaf]:
-    """The leaves of an instance of that shape, in the order of its values.
-
-    Raises:
-        InputError: a field is a str, of which no values can be proposed.
-    """
+    """The leaves of an instance of that shape, in the order of its values."""
     result: list[Leaf] = []
     for field, part in zip(_fields(kind), shape, strict=True):
         nested = dataclasses.is_dataclass(field.kind)
         if field.length is None:
-            result += leaves(field.kind, part) if nested else [_leaf(kind, field)]
+            result += leaves(field.kind, part) if nested else [_leaf(field)]
         elif nested:
             for inner in part:
                 result += leaves(field.kind, inner)
         else:
-            result += [_leaf(kind, field)] * part
+            result += [_leaf(field)] * part
     return result
 
 
@@ -160,6 +182,106 @@ def _build(kind: type, shape: Shape, values: Iterator[Value]) -> Any:
         else:
             parts.append(tuple(itertools.islice(values, part)))
     return kind(*parts)
+
+
+def propose(kind: type, shape: Shape, values: Sequence[Value]) -> Any | None:
+    """`build`, or None where the type itself refuses these values."""
+    try:
+        return build(kind, shape, values)
+    except (AssayError, ValueError):
+        return None
+
+
+def everything(kind: type) -> Iterator[Any] | None:
+    """All instances, where they are finitely many and no more than `MAX_EVERYTHING`; None otherwise."""
+    lengths = _all_lengths(kind)
+    if lengths is None:
+        return None
+    choices: list[tuple[Shape, list[range]]] = []
+    total = 0
+    for counts in itertools.product(*lengths):
+        shape = _shape(kind, iter(counts))
+        ranges: list[range] = []
+        for leaf in leaves(kind, shape):
+            if leaf.kind is Fraction:
+                return None
+            low = int(leaf.range.low) + leaf.range.open_low
+            ranges.append(range(low, int(leaf.range.high) - leaf.range.open_high + 1))
+        size = math.prod(len(r) for r in ranges)
+        total += size
+        if total > MAX_EVERYTHING:
+            return None
+        choices.append((shape, ranges))
+    return _instances(kind, choices)
+
+
+def _instances(kind: type, choices: list[tuple[Shape, list[range]]]) -> Iterator[Any]:
+    for shape, ranges in choices:
+        kinds = [leaf.kind for leaf in leaves(kind, shape)]
+        for values in itertools.product(*ranges):
+            row = [bool(v) if k is bool else v for k, v in zip(kinds, values, strict=True)]
+            instance = propose(kind, shape, row)
+            if instance is not None:
+                yield instance
+
+
+def lengths_of(instance: Any) -> set[int]:
+    """How long the tuples of an instance are, all the way down; empty ones left out."""
+    found: set[int] = set()
+    for field in _fields(type(instance)):
+        value = getattr(instance, field.name)
+        if field.length is not None:
+            found.add(len(value))
+        if dataclasses.is_dataclass(field.kind):
+            for item in value if field.length is not None else (value,):
+                found |= lengths_of(item)
+    return found - {0}
+
+
+def without_index(instance: Any, length: int, index: int) -> Any | None:
+    """The instance with element `index` cut from every tuple of that length, at every depth.
+
+    None where the type refuses what is left.
+    """
+    changes: dict[str, Any] = {}
+    for field in _fields(type(instance)):
+        value = getattr(instance, field.name)
+        if dataclasses.is_dataclass(field.kind):
+            if field.length is None:
+                value = without_index(value, length, index)
+            else:
+                value = tuple(without_index(item, length, index) for item in value)
+        if field.length is not None and len(value) == length > field.length.low:
+            value = value[:index] + value[index + 1 :]
+        if value is None or (isinstance(value, tuple) and None in value):
+            return None
+        changes[field.name] = value
+    return replaced(instance, **changes)
+
+
+def replaced(instance: Any, **changes: Any) -> Any | None:
+    """`dataclasses.replace`, or None where the type refuses the values."""
+    try:
+        return dataclasses.replace(instance, **changes)
+    except (AssayError, ValueError):
+        return None
+
+
+def _all_lengths(kind: type) -> list[range] | None:
+    """Every length of every tuple; None where a tuple holds instances, whose shapes may differ."""
+    result: list[range] = []
+    for field in _fields(kind):
+        nested = dataclasses.is_dataclass(field.kind)
+        if field.length is not None:
+            if nested:
+                return None
+            result.append(range(field.length.low, field.length.high + 1))
+        elif nested:
+            inner = _all_lengths(field.kind)
+            if inner is None:
+                return None
+            result += inner
+    return result if math.prod(len(r) for r in result) <= MAX_EVERYTHING else None
 
 
 def flatten(instance: Any) -> tuple[Shape, list[Value]]:
@@ -198,7 +320,9 @@ def shapes(kind: type, limit: int = 64) -> list[Shape]:
 def random_shape(kind: type, rng: random.Random) -> Shape:
     """A shape with lengths drawn from their ranges; half of the time all tuples are equally long."""
     if rng.random() < 0.5:
-        return _shape(kind, itertools.repeat(rng.choice(sorted({n for c in _lengths(kind) for n in c}) or [0])))
+        return _shape(
+            kind, itertools.repeat(rng.choice(sorted({n for c in _lengths(kind) for n in c}) or [0]))
+        )
     return _shape(kind, (rng.choice(c) for c in itertools.cycle(_lengths(kind) or [(0,)])))
 
 

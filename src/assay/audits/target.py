@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from assay.core.claim import Bound, Claim, Mean, Sides, Tail, Witness
@@ -66,7 +67,8 @@ def slack_of(sides: Sides) -> float:
     >>> slack_of(Sides(0, "<=", 0))
     0.0
     """
-    lhs, rhs = _middle(sides.lhs), _middle(sides.rhs)
+    lhs: Any = _middle(sides.lhs)
+    rhs: Any = _middle(sides.rhs)
     if isinstance(lhs, float) or isinstance(rhs, float):
         lhs, rhs = as_float(lhs), as_float(rhs)
         if math.isinf(lhs) or math.isinf(rhs):
@@ -113,6 +115,7 @@ class Target:
         self.evaluations = self.exact_evaluations = self.accepted = self.proposed = 0
         self.closest: Approach | None = None
         self.counterexample: Counterexample | None = None
+        self.exhausted = False
         self.dead_hits: list[DeadHit] = []
         self.trace: list[Approach] = []
         self._seen: dict[Any, float] = {}
@@ -125,6 +128,10 @@ class Target:
         """Share of the proposed instances whose premises hold."""
         return self.accepted / self.proposed if self.proposed else 0.0
 
+    def has_seen(self, instance: Any) -> bool:
+        """Whether this instance was considered before."""
+        return instance in self._seen
+
     def consider(self, instance: Any) -> float:
         """The relative slack on `instance`, or at least `BROKEN` where a premise fails.
 
@@ -132,8 +139,7 @@ class Target:
             Stopped: the time is up, or this instance is a confirmed counterexample.
             InputError: the sides raise, return something that is no number, or differ when evaluated again.
         """
-        if time.monotonic() > self.until or self.counterexample is not None:
-            raise Stopped
+        self.check_time()
         self.proposed += 1
         known = self._seen.get(instance)
         if known is not None:
@@ -143,6 +149,11 @@ class Target:
         if len(self._seen) < MAX_SEEN:
             self._seen[instance] = slack
         return slack
+
+    def check_time(self) -> None:
+        """End the attack that calls this once its time is up: `consider` does so by itself."""
+        if time.monotonic() > self.until or self.counterexample is not None:
+            raise Stopped
 
     def _evaluate(self, instance: Any) -> float:
         distance = self._broken(instance)
@@ -156,18 +167,29 @@ class Target:
         if sides is None:
             return self._exact_slack(instance)
         slack = slack_of(sides)
-        self._remember(instance, slack, informative=sides.lhs != 0 or sides.rhs != 0)
-        if slack <= (0 if sides.relation == "<" else -FLOAT_SLACK):
-            if len(self.dead_hits) < MAX_DEAD_HITS or self._time_for_ties():
-                self.confirm(instance, slack)
-        elif abs(slack) <= FLOAT_SLACK and self._time_for_ties():
-            begun = time.monotonic()
-            self._look(instance)
-            self._tie_seconds += time.monotonic() - begun
+        suspect = slack <= (0 if sides.relation == "<" else -FLOAT_SLACK)
+        record = self.closest is None or slack < self.closest.slack
+        if suspect or record or abs(slack) <= FLOAT_SLACK:
+            slack = self._exact_look(instance, slack, suspect)
+        self._note(instance, slack)
         return slack
 
-    def _time_for_ties(self) -> bool:
-        return self._tie_seconds <= TIE_SHARE * (time.monotonic() - self._started) + 0.05
+    def _exact_look(self, instance: Any, slack: float, suspect: bool) -> float:
+        """The slack in exact arithmetic, where floats see a violation, a tie or a record; rationed.
+
+        Floats cancel near equality, and an optimiser that believed them would chase their noise.
+        """
+        fresh = suspect and len(self.dead_hits) < MAX_DEAD_HITS
+        if not fresh and self._tie_seconds > TIE_SHARE * (time.monotonic() - self._started) + 0.05:
+            return max(slack, 0.0)
+        begun = time.monotonic()
+        verdict = self.confirm(instance, slack) if suspect else self._look(instance)
+        self._tie_seconds += time.monotonic() - begun
+        if verdict.sides is None:
+            return 1.0
+        slack = slack_of(verdict.sides)
+        self._record(instance, slack, verdict.sides)
+        return slack
 
     def _broken(self, instance: Any) -> float:
         """0 where every premise holds; otherwise how far off, in (0, 1]: a hint for the search."""
@@ -175,7 +197,7 @@ class Target:
         for i, premise in enumerate(premises):
             check = premise.check
             assert check is not None
-            result = self._guard(lambda: check(instance), instance, f"the premise {premise.name!r} raises")
+            result = self._guard(partial(check, instance), instance, f"the premise {premise.name!r} raises")
             near = 1.0
             if isinstance(result, Sides):
                 near = min(1.0, abs(slack_of(result)))
@@ -204,7 +226,8 @@ class Target:
         if verdict.sides is None:
             return 1.0
         slack = slack_of(verdict.sides)
-        self._remember(instance, slack, informative=_informative(verdict.sides))
+        self._record(instance, slack, verdict.sides)
+        self._note(instance, slack)
         return slack
 
     def _look(self, instance: Any) -> Verdict:
@@ -233,11 +256,12 @@ class Target:
                 "excludes this instance as a premise"
             ) from error
 
-    def confirm(self, instance: Any, slack: float) -> bool:
-        """Whether a hit stands in exact arithmetic; one that does not is kept with the stage that killed it."""
+    def confirm(self, instance: Any, slack: float) -> Verdict:
+        """The exact verdict on a hit in floats; one that does not stand is kept with the stage that killed it."""
         verdict = self.verdict(instance)
         if verdict.truth is Truth.FALSE:
-            return self._keep(instance, verdict, slack)
+            self._keep(instance, verdict, slack)
+            return verdict
         if not verdict.applies:
             stage = f"premises: {verdict.reason}"
         elif verdict.truth is Truth.TRUE:
@@ -245,16 +269,17 @@ class Target:
         else:
             stage = f"precision: {verdict.reason}"
         self._bury(instance, slack, stage)
-        return False
+        return verdict
 
     def _bury(self, instance: Any, slack: float, stage: str) -> None:
         if len(self.dead_hits) < MAX_DEAD_HITS:
             self.dead_hits.append(DeadHit(instance, slack, stage))
 
-    def _keep(self, instance: Any, verdict: Verdict, slack: float) -> bool:
+    def _keep(self, instance: Any, verdict: Verdict, slack: float) -> None:
+        """Stop the audit with this counterexample; a violation in floats proves nothing and is only noted."""
         if verdict.strength is Strength.FLOAT:
             self._bury(instance, slack, "arithmetic: the sides are floats")
-            return False
+            return
         self._check_twice(instance)
         self.counterexample = Counterexample(self.claim.id, instance, verdict)
         raise Stopped
@@ -270,17 +295,18 @@ class Target:
                 )
             self._checked_twice = True
 
-    def _remember(self, instance: Any, slack: float, *, informative: bool) -> None:
+    def _record(self, instance: Any, slack: float, sides: Sides) -> None:
+        """Keep the closest approach; 0 against 0 says nothing and is left out."""
+        informative = as_float(sides.lhs) != 0 or as_float(sides.rhs) != 0
         if informative and (self.closest is None or slack < self.closest.slack):
             self.closest = Approach(instance, slack)
+
+    def _note(self, instance: Any, slack: float) -> None:
+        """Keep a bounded sample of what was seen, and all of it while it fits."""
         if len(self.trace) < TRACE:
             self.trace.append(Approach(instance, slack))
         elif self._rng.random() < TRACE / self.evaluations:
             self.trace[self._rng.randrange(TRACE)] = Approach(instance, slack)
-
-
-def _informative(sides: Sides) -> bool:
-    return as_float(sides.lhs) != 0 or as_float(sides.rhs) != 0
 
 
 def shown(instance: Any, limit: int = 200) -> str:
