@@ -1,0 +1,480 @@
+"""Second moments of what each weight tensor is fed, measured on calibration texts.
+
+The output error of a layer ``W x`` under a weight error ``E`` has mean square ``tr(E M E^T)``, where ``M`` is
+the second moment of its inputs: the mean of ``x x^T``, no average subtracted.  :func:`collect_moments` runs a
+Hugging Face model over texts and keeps ``M`` for every linear layer, or its diagonal where the layer is wide
+(all it takes when the entries of ``E`` are independent with mean zero).  For an embedding table ``x`` is
+one-hot, so ``M`` is the diagonal of token frequencies.
+
+Texts of equal token length run together and no batch is padded: padding cannot leak into a moment, models
+without a padding token work, and the batch size changes nothing but rounding.  Memory is the model in float32
+plus ``8 n^2`` bytes for every linear layer of ``n <= diagonal_above`` inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from assay.checkpoints.header import LENGTH_BYTES, TensorInfo, build_header
+from assay.checkpoints.io import Checkpoint, fingerprint, open_checkpoint, tensor_sha256
+from assay.core.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = "assay-moments"
+VERSION = "1"
+MIN_TOKENS = 32
+"""Calibration refuses fewer tokens than this: they say nothing about a layer."""
+
+_TOLERANCE = 1e-5
+_METADATA = ("rows", "axes", "model", "config", "texts")
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Second moments by tensor name, as the tensors are called in the checkpoint's files.
+
+    Attributes:
+        values: ``M``, float64 and read-only: a symmetric matrix [n, n], or its diagonal [n].
+        rows: how many input vectors (tokens) each was averaged over.
+        axes: which axis of the weight tensor, of length n, the inputs meet: 1 for a linear layer [out, in],
+            0 for an embedding table [vocabulary, width] and for GPT-2's transposed ``Conv1D`` [in, out].
+        model: fingerprint of the checkpoint (:func:`assay.checkpoints.io.fingerprint`).
+        config: sha256 of its ``config.json``.
+        texts: sha256 of the texts used, each encoded as UTF-8 behind its length.
+
+    >>> moments = Moments({"w": np.array([[2.0, 1.0], [1.0, 3.0]])}, {"w": 40}, {"w": 1}, "", "", "")
+    >>> moments.diagonal("w")
+    array([2., 3.])
+    """
+
+    values: Mapping[str, np.ndarray]
+    rows: Mapping[str, int]
+    axes: Mapping[str, int]
+    model: str
+    config: str
+    texts: str
+
+    def __post_init__(self) -> None:
+        for value in self.values.values():
+            value.setflags(write=False)
+        for field in ("values", "rows", "axes"):
+            object.__setattr__(self, field, MappingProxyType(dict(getattr(self, field))))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+    def diagonal(self, name: str) -> np.ndarray:
+        """Mean square of each input of tensor ``name``, float64 [n]."""
+        value = self._value(name)
+        return np.diagonal(value) if value.ndim == 2 else value
+
+    def matrix(self, name: str) -> np.ndarray:
+        """Full second moment of the inputs of tensor ``name``, float64 [n, n].
+
+        Raises :class:`InputError` for a linear layer of which only the diagonal was kept.
+        """
+        value = self._value(name)
+        if value.ndim == 1:
+            raise InputError(
+                f"only the diagonal of the second moment of {name} was kept: "
+                f"calibrate again with diagonal_above >= {len(value)}"
+            )
+        return value
+
+    def check(self, tensors: Mapping[str, TensorInfo]) -> None:
+        """Raise :class:`InputError` unless these moments can belong to a checkpoint with these tensors."""
+        known = [name for name in self.values if name in tensors]
+        if not known:
+            raise InputError(
+                f"none of the {len(self.values)} tensors with moments is in the checkpoint: "
+                "calibrate the same model"
+            )
+        for name in known:
+            shape, size, axis = tensors[name].shape, len(self.values[name]), self.axes[name]
+            if len(shape) != 2 or shape[axis] != size:
+                raise InputError(
+                    f"the moment of {name} is for {size} inputs on axis {axis} but the tensor has shape "
+                    f"{list(shape)}: calibrate the same model"
+                )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file that :func:`load_moments` reads back bit for bit.
+
+        Equal moments give equal bytes.
+        """
+        metadata = {
+            "format": FORMAT,
+            "version": VERSION,
+            "rows": json.dumps(dict(self.rows), sort_keys=True),
+            "axes": json.dumps(dict(self.axes), sort_keys=True),
+            "model": self.model,
+            "config": self.config,
+            "texts": self.texts,
+        }
+        names = sorted(self.values)
+        header = build_header([(name, "F64", self.values[name].shape) for name in names], metadata)
+        out = Path(path)
+        partial = out.with_name(out.name + ".partial")
+        with partial.open("wb") as stream:
+            stream.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
+            for name in names:
+                stream.write(np.ascontiguousarray(self.values[name], dtype="<f8").data)
+        os.replace(partial, out)
+
+    def _value(self, name: str) -> np.ndarray:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise InputError(f"there is no calibrated moment for tensor {name}") from None
+
+
+def load_moments(path: str | os.PathLike[str]) -> Moments:
+    """Read a file written by :meth:`Moments.save`; float32 values are widened.
+
+    Raises :class:`InputError` when it is no such file, of an unknown version, or holds what no second moment
+    can be: a value that is not finite, a negative diagonal, an asymmetric matrix, an entry above its
+    Cauchy-Schwarz bound ``|M_ij| <= sqrt(M_ii M_jj)``.
+    """
+    file = Path(path)
+    try:
+        with safe_open(file, framework="numpy") as stored:
+            metadata = stored.metadata() or {}
+            values = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{file} cannot be read as a moments file: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{file} is not a moments file: its metadata has no format {FORMAT!r}")
+    if metadata.get("version") != VERSION:
+        raise InputError(
+            f"{file} has moments version {metadata.get('version')!r}, this assay reads {VERSION!r}: "
+            "calibrate again"
+        )
+    missing = next((key for key in _METADATA if key not in metadata), None)
+    if missing is not None:
+        raise InputError(f"{file} has no {missing!r} in its metadata: calibrate again")
+    rows = _integers(metadata, "rows", values, range(1, 2**63), file)
+    axes = _integers(metadata, "axes", values, range(2), file)
+    moments = {name: _checked(value, name, file) for name, value in values.items()}
+    return Moments(moments, rows, axes, metadata["model"], metadata["config"], metadata["texts"])
+
+
+def _integers(
+    metadata: Mapping[str, str], key: str, names: Iterable[str], allowed: range, file: Path
+) -> dict[str, int]:
+    """One integer in ``allowed`` for each tensor, from a JSON object in the metadata."""
+    try:
+        found = json.loads(metadata[key])
+    except ValueError as error:
+        raise InputError(f"{file} has {key!r} metadata that is not JSON: calibrate again") from error
+    if not isinstance(found, dict) or set(found) != set(names):
+        raise InputError(f"{file} does not give {key!r} for exactly the tensors it holds: calibrate again")
+    for name, value in found.items():
+        if type(value) is not int or value not in allowed:
+            raise InputError(f"{file} gives {key!r} {value!r} for {name}, which cannot be: calibrate again")
+    return found
+
+
+def _checked(value: np.ndarray, name: str, file: Path) -> np.ndarray:
+    """The moment in float64, once it passes for one."""
+    if value.dtype not in (np.float32, np.float64):
+        raise InputError(f"{file} holds {name} as {value.dtype}: a moment is float32 or float64")
+    if value.ndim not in (1, 2) or value.size == 0 or len(set(value.shape)) != 1:
+        raise InputError(
+            f"{file} holds {name} with shape {list(value.shape)}: a moment is [n, n] or [n], n > 0"
+        )
+    moment = value.astype(np.float64)
+    if not np.isfinite(moment).all():
+        raise InputError(f"the moment of {name} in {file} is not finite: calibrate again")
+    diagonal = moment if moment.ndim == 1 else np.diagonal(moment)
+    if (diagonal < 0).any():
+        raise InputError(f"the moment of {name} in {file} has a negative mean square: calibrate again")
+    if moment.ndim == 2:
+        scale = np.sqrt(diagonal)
+        bound = np.outer(scale, scale) * (1 + _TOLERANCE)
+        if (np.abs(moment) > bound).any() or (np.abs(moment - moment.T) > _TOLERANCE * bound).any():
+            raise InputError(f"the matrix of {name} in {file} is not a second moment: calibrate again")
+    return moment
+
+
+def collect_moments(
+    model_dir: str | os.PathLike[str],
+    texts: Sequence[str],
+    *,
+    batch_size: int = 8,
+    max_length: int = 256,
+    max_samples: int | None = None,
+    diagonal_above: int = 8192,
+    progress: Callable[[int, int], None] | None = None,
+) -> Moments:
+    """Measure the second moment of each linear layer's input while the model reads ``texts``.
+
+    The model is loaded offline, from safetensors, in float32 and in evaluation mode; code that comes with a
+    model is never run.  Its class follows ``architectures`` in ``config.json``: sequence classification,
+    causal language model, otherwise the bare encoder or decoder.  Sums are kept in float64.
+
+    A tensor has no moment when the texts do not reach its layer, when it is used other than through a
+    ``Linear``, ``Conv1D`` or ``Embedding`` module, or when it belongs to a head the bare model leaves out.  A
+    weight that an embedding shares with a linear layer gets the moment of the linear layer.
+
+    Args:
+        model_dir: a Hugging Face model folder with weights and tokenizer.
+        texts: calibration texts, in the distribution the model will be used on.
+        batch_size: at most this many texts of equal length at a time; affects speed only.
+        max_length: tokens kept of each text (fewer if the model cannot take so many).
+        max_samples: use at most this many texts, the first ones.
+        diagonal_above: keep the diagonal only of layers with more inputs than this.
+        progress: called with (texts done, texts in all) after each batch.
+
+    Raises:
+        MissingExtraError: torch or transformers is not installed.
+        InputError: the model does not load offline or lacks weights; a text is empty; there are too few
+            tokens; an activation is not finite (the message names the layer).
+    """
+    chosen = _choose_texts(texts, max_samples)
+    for name, value in (("batch_size", batch_size), ("max_length", max_length)):
+        if value < 1:
+            raise InputError(f"{name} is {value}: it must be at least 1")
+    try:
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("torch", "calibration") from error
+
+    folder = Path(model_dir)
+    checkpoint = open_checkpoint(folder)
+    model, tokenizer = _load_model(folder)
+    encoded = _tokenize(tokenizer, chosen, _token_limit(max_length, tokenizer, model.config))
+    recorder = _Recorder(model, checkpoint.tensors, diagonal_above)
+    done = 0
+    with recorder, torch.inference_mode():
+        for batch in _batches(encoded, batch_size):
+            recorder.batch = len(batch)
+            model(**{key: torch.tensor([item[key] for item in batch]) for key in batch[0]})
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(encoded))
+    if not recorder.sums:
+        raise InputError(f"no linear layer of {folder} saw an input: there is nothing to calibrate")
+    return Moments(
+        {name: recorder.moment(name) for name in sorted(recorder.sums)},
+        {name: recorder.rows[name] for name in sorted(recorder.sums)},
+        {name: recorder.axes[name] for name in sorted(recorder.sums)},
+        model=_fingerprint(checkpoint),
+        config=hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(),
+        texts=_digest_texts(chosen),
+    )
+
+
+class _Recorder:
+    """Hooks on a model that sum ``x x^T`` over every input row, by the names the weights have in their files.
+
+    ``batch`` is the number of texts in the coming forward pass.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, tensors: Mapping[str, TensorInfo], diagonal_above: int
+    ) -> None:
+        from torch import nn
+        from transformers.pytorch_utils import Conv1D
+
+        self.batch = 0
+        self.sums: dict[str, torch.Tensor] = {}
+        self.rows: dict[str, int] = defaultdict(int)
+        self.axes: dict[str, int] = {}
+        self._diagonal_above = diagonal_above
+        self._stack = ExitStack()
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._linear: dict[nn.Module, str] = {}
+        self._embedding: dict[nn.Module, str] = {}
+        stored = _stored_names(model, tensors)
+        for module in model.modules():
+            name = stored.get(id(getattr(module, "weight", None)))
+            if name is None:
+                continue
+            if isinstance(module, nn.Linear | Conv1D):
+                self._linear[module] = name
+                self.axes[name] = 0 if isinstance(module, Conv1D) else 1
+        for module in model.modules():
+            name = stored.get(id(getattr(module, "weight", None)))
+            if type(module) is nn.Embedding and name is not None and name not in self.axes:
+                self._embedding[module] = name
+        self.axes.update(dict.fromkeys(self._embedding.values(), 0))
+
+    def __enter__(self) -> _Recorder:
+        for modules, hook in ((self._linear, self._see_rows), (self._embedding, self._see_indices)):
+            for module in modules:
+                handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+                self._stack.callback(handle.remove)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+        self._last = None
+
+    def moment(self, name: str) -> np.ndarray:
+        """The mean of ``x x^T`` seen so far, made exactly symmetric."""
+        mean = self.sums[name].numpy() / self.rows[name]
+        return (mean + mean.T) / 2 if mean.ndim == 2 else mean
+
+    def _see_rows(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name, inputs = self._linear[module], _first(args, kwargs)
+        self._add(name, self._gram(name, inputs), inputs.numel() // inputs.shape[-1])
+
+    def _gram(self, name: str, inputs: torch.Tensor) -> torch.Tensor:
+        """``x^T x`` of the input rows in float64; computed once for layers fed the same tensor in turn."""
+        if self._last is None or self._last[0] is not inputs:
+            rows = inputs.detach().reshape(-1, inputs.shape[-1]).double()
+            wide = rows.shape[1] > self._diagonal_above
+            gram = rows.square().sum(dim=0) if wide else rows.T @ rows
+            if not bool(gram.isfinite().all()):
+                raise InputError(
+                    f"the input of layer {name} is not finite: "
+                    "the model overflows on these texts or is damaged"
+                )
+            self._last = (inputs, gram)
+        return self._last[1]
+
+    def _see_indices(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        import torch
+
+        indices = _first(args, kwargs)
+        counts = torch.bincount(indices.flatten(), minlength=module.num_embeddings).double()  # type: ignore[arg-type]
+        repeats = self.batch if indices.shape[0] == 1 else 1  # positions come once for the whole batch
+        self._add(self._embedding[module], counts * repeats, indices.numel() * repeats)
+
+    def _add(self, name: str, addend: torch.Tensor, rows: int) -> None:
+        if name in self.sums:
+            self.sums[name] += addend
+        else:
+            self.sums[name] = addend.clone()
+        self.rows[name] += rows
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _stored_names(model: Any, tensors: Mapping[str, TensorInfo]) -> dict[int, str]:
+    """The name in the files of each parameter, by identity; tied parameters find the one name stored."""
+    prefix = f"{model.base_model_prefix}."
+    stored: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        for candidate in (name, name.removeprefix(prefix), prefix + name):
+            if candidate in tensors and tensors[candidate].shape == tuple(parameter.shape):
+                stored.setdefault(id(parameter), candidate)
+                break
+    return stored
+
+
+def _load_model(folder: Path) -> tuple[Any, Any]:
+    """The model (float32, evaluation mode) and its tokenizer; nothing is fetched, no foreign code runs."""
+    import transformers
+
+    offline: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} has no config.json: calibration needs a whole Hugging Face model folder")
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **offline)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **offline)
+    except Exception as error:  # the libraries raise a dozen unrelated types here
+        raise InputError(f"{folder} does not load offline: {_first_line(error)}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{folder} is an encoder-decoder model, which calibration does not support")
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    loader: Any = transformers.AutoModel
+    if architecture.endswith("ForSequenceClassification"):
+        loader = transformers.AutoModelForSequenceClassification
+    elif architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        loader = transformers.AutoModelForCausalLM
+    try:
+        model, report = loader.from_pretrained(
+            folder, config=config, use_safetensors=True, output_loading_info=True, **offline
+        )
+    except Exception as error:
+        raise InputError(f"{folder} does not load offline: {_first_line(error)}") from error
+    absent = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
+    if absent:
+        raise InputError(
+            f"{folder} has no weights for {absent[0]} ({len(absent)} missing): they would be random and the "
+            "moments would mean nothing"
+        )
+    model = model.float().eval()
+    model.config.use_cache = False
+    return model, tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _choose_texts(texts: Sequence[str], max_samples: int | None) -> list[str]:
+    if isinstance(texts, str):
+        raise InputError("calibration texts must be a list of strings, not one string")
+    if max_samples is not None and max_samples < 1:
+        raise InputError(f"max_samples is {max_samples}: it must be at least 1")
+    chosen = list(texts[:max_samples])
+    if not chosen:
+        raise InputError("there are no calibration texts: give at least one")
+    for number, text in enumerate(chosen, start=1):
+        if not isinstance(text, str) or not text.strip():
+            what = "is empty" if isinstance(text, str) else f"is a {type(text).__name__}, not a string"
+            raise InputError(f"calibration text {number} {what}: remove it")
+    return chosen
+
+
+def _token_limit(max_length: int, tokenizer: Any, config: Any) -> int:
+    longest = getattr(config, "max_position_embeddings", None) or max_length
+    return min(max_length, tokenizer.model_max_length, longest)
+
+
+def _tokenize(tokenizer: Any, texts: Sequence[str], limit: int) -> list[dict[str, list[int]]]:
+    encoded = []
+    content = 0
+    for number, text in enumerate(texts, start=1):
+        item = dict(tokenizer(text, truncation=True, max_length=limit, return_special_tokens_mask=True))
+        tokens = item.pop("special_tokens_mask").count(0)
+        if tokens == 0:
+            raise InputError(f"calibration text {number} has no tokens in this model's vocabulary: remove it")
+        content += tokens
+        encoded.append(item)
+    if content < MIN_TOKENS:
+        raise InputError(f"the calibration texts have {content} tokens: give at least {MIN_TOKENS}")
+    return encoded
+
+
+def _batches(encoded: Iterable[dict[str, list[int]]], size: int) -> Iterator[list[dict[str, list[int]]]]:
+    """Batches of equal token length, shortest first."""
+    by_length: dict[int, list[dict[str, list[int]]]] = defaultdict(list)
+    for item in encoded:
+        by_length[len(item["input_ids"])].append(item)
+    for length in sorted(by_length):
+        same = by_length[length]
+        for start in range(0, len(same), size):
+            yield same[start : start + size]
+
+
+def _fingerprint(checkpoint: Checkpoint) -> str:
+    digests = {name: tensor_sha256(info, checkpoint) for name, info in checkpoint.tensors.items()}
+    return fingerprint(checkpoint.tensors, digests)
+
+
+def _digest_texts(texts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

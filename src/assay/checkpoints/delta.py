@@ -1,0 +1,217 @@
+"""The delta file: a safetensors file that holds a plan, a certificate and the payloads.
+
+The format is specified in ``docs/reference/delta-format.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from assay.checkpoints.io import Checkpoint, open_checkpoint
+from assay.core.certificate import Certificate, canonical
+from assay.core.errors import InputError, RejectedError
+
+FORMAT = "assay-delta"
+VERSION = "1.0"
+PREFIX = "assay."
+PLAN, CERTIFICATE, INDEX = "assay.plan", "assay.certificate", "assay.index"
+BLOCK_ELEMENTS = 1 << 20
+MAX_PLAN_BYTES = 1 << 30
+TREATMENTS = ("dropped", "masked", "lossless", "exact", "unchanged", "alias", "absent")
+
+
+def block_rows(rows: int, columns: int, base_rows: int | None = None) -> Iterator[tuple[int, int]]:
+    """The blocks of a tensor as ranges of rows; the cut starts anew where the base's rows end.
+
+    >>> list(block_rows(5, 1 << 19))
+    [(0, 2), (2, 4), (4, 5)]
+    >>> list(block_rows(5, 1 << 19, base_rows=3))
+    [(0, 2), (2, 3), (3, 5)]
+    """
+    step = max(1, BLOCK_ELEMENTS // max(1, columns))
+    middle = rows if base_rows is None else base_rows
+    for first, last in ((0, middle), (middle, rows)):
+        for start in range(first, last, step):
+            yield start, min(start + step, last)
+
+
+def quick_digest(block_digests: Iterable[bytes]) -> str:
+    """xxh3-128, in hex, over the digests of a tensor's blocks."""
+    return xxhash.xxh3_128_hexdigest(b"".join(block_digests))
+
+
+def quick_fingerprint(checks: Mapping[str, str]) -> str:
+    """The base's quick fingerprint: catches a wrong base early; the certificate's sha256 binds it."""
+    lines = "".join(f"{name}\0{check}\n" for name, check in sorted(checks.items()))
+    return "xxh3-128:" + xxhash.xxh3_128_hexdigest(lines.encode())
+
+
+def deflate(data: bytes) -> bytes:
+    """Raw DEFLATE, as small as zlib makes it."""
+    coder = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
+    return coder.compress(data) + coder.flush()
+
+
+def inflate(data: bytes, limit: int, what: str) -> bytes:
+    """The inverse of `deflate`, refusing to grow beyond `limit` bytes.
+
+    Raises:
+        InputError: not raw DEFLATE, longer than `limit`, or followed by other bytes.
+    """
+    coder = zlib.decompressobj(-15)
+    try:
+        result = coder.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise InputError(f"{what} is damaged: {error}") from None
+    if len(result) > limit or not coder.eof or coder.unused_data:
+        raise InputError(f"{what} is damaged: it does not inflate to the size that it should have")
+    return result
+
+
+class Delta:
+    """A delta open for reading.  Payloads are read block by block; nothing is held whole.
+
+    Attributes:
+        path: the file.
+        plan: the decoded plan.
+        records: the plan's tensor records by name.
+        id: sha256 of the payload.
+        base: the base's quick fingerprint.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file: Checkpoint = open_checkpoint(self.path)
+        metadata = {} if self._file.is_folder else self._file.shards[0].metadata
+        if metadata.get("format") != FORMAT:
+            raise InputError(f"{self.path} is no assay delta; make one with 'assay pack FINETUNED --base BASE -o {FORMAT}'")
+        if metadata.get("version", "").partition(".")[0] != VERSION.partition(".")[0]:
+            raise InputError(f"{self.path} is a delta of version {metadata.get('version')}; this assay reads {VERSION}")
+        self.id, self.base = metadata.get("id", ""), metadata.get("base", "")
+        self.plan = self._json(PLAN, MAX_PLAN_BYTES)
+        self.records = self._checked_records()
+        self._offsets = {name: self._block_offsets(record) for name, record in self.records.items()}
+
+    def _json(self, name: str, limit: int) -> dict[str, Any]:
+        try:
+            value = json.loads(self.inflated(name, limit))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{self.path}: {name} is not JSON ({error})") from None
+        if not isinstance(value, dict):
+            raise InputError(f"{self.path}: {name} is not a JSON object")
+        return value
+
+    def _checked_records(self) -> dict[str, dict[str, Any]]:
+        records = self.plan.get("tensors")
+        if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
+            raise InputError(f"{self.path}: the plan lists no tensors")
+        for record in records:
+            shape = record.get("shape")
+            good = (
+                isinstance(record.get("name"), str)
+                and record.get("treatment") in TREATMENTS
+                and isinstance(record.get("dtype"), str)
+                and isinstance(shape, list)
+                and all(type(n) is int and 0 <= n < 1 << 48 for n in shape)
+            )
+            if not good:
+                raise InputError(f"{self.path}: the plan's record of {str(record.get('name'))[:80]!r} is malformed")
+        by_name = {r["name"]: r for r in records}
+        if len(by_name) != len(records):
+            raise InputError(f"{self.path}: the plan names a tensor twice")
+        return by_name
+
+    def _block_offsets(self, record: Mapping[str, Any]) -> list[int]:
+        lengths = record.get("blocks", [])
+        if not isinstance(lengths, list) or not all(type(n) is int and 0 <= n < 1 << 48 for n in lengths):
+            raise InputError(f"{self.path}: the block lengths of {record['name']!r} are malformed")
+        offsets = [0]
+        for length in lengths:
+            offsets.append(offsets[-1] + length)
+        info = self._file.tensors.get(record["name"])
+        if offsets[-1] != (info.nbytes if info else 0):
+            raise InputError(f"{self.path}: the payload of {record['name']!r} does not have the length of its blocks")
+        return offsets
+
+    def inflated(self, name: str, limit: int) -> bytes:
+        """The content of one of the ``assay.*`` tensors."""
+        if name not in self._file.tensors:
+            raise InputError(f"{self.path} lacks {name!r}, so it is no whole delta")
+        return inflate(self._file.read_bytes(name), limit, f"{name} of {self.path}")
+
+    def block(self, name: str, number: int) -> bytes:
+        """The payload of one block."""
+        offsets = self._offsets[name]
+        if not 0 <= number < len(offsets) - 1:
+            raise InputError(f"{self.path}: {name!r} has no block {number}")
+        return self._file.read_rows(name, offsets[number], offsets[number + 1]).tobytes()
+
+    def blocks(self, name: str) -> int:
+        """How many blocks a tensor's payload has."""
+        return len(self._offsets[name]) - 1
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The certificate inside, its id checked; None if the delta was packed without one."""
+        if CERTIFICATE not in self._file.tensors:
+            return None
+        data = self.inflated(CERTIFICATE, MAX_PLAN_BYTES)
+        return Certificate.from_bytes(data, f"the certificate in {self.path}")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.shards[0].size
+
+    def payload_digest(self) -> str:
+        """sha256 of the payload as it is on disk."""
+        digest = hashlib.sha256()
+        for name in self.records:
+            info = self._file.tensors.get(name)
+            for start in range(0, info.nbytes if info else 0, 1 << 22):
+                digest.update(self._file.read_rows(name, start, min(start + (1 << 22), info.nbytes if info else 0)).data)
+        return digest.hexdigest()
+
+    def check_payload(self) -> None:
+        """Refuse a delta whose payload is not the one it was sealed with.
+
+        Raises:
+            RejectedError: a bit changed.
+        """
+        if self.payload_digest() != self.id:
+            raise RejectedError(f"{self.path} is damaged: its payload does not have the digest it was sealed with")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Delta, (self.path,)
+
+
+def is_delta(path: str | os.PathLike[str]) -> bool:
+    """Whether the file says that it is a delta."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except InputError:
+        return False
+    with checkpoint:
+        return not checkpoint.is_folder and checkpoint.shards[0].metadata.get("format") == FORMAT
+
+
+def metadata(payload_id: str, base: str) -> dict[str, str]:
+    """The ``__metadata__`` of a delta."""
+    return {"format": FORMAT, "version": VERSION, "id": payload_id, "base": base}
+
+
+def encode_plan(plan: Mapping[str, Any]) -> bytes:
+    """The plan as it is stored."""
+    return deflate(canonical(plan))

@@ -1,0 +1,143 @@
+"""One task of a pack: a block of rows differenced, masked, quantised and coded; or a tensor's digest.
+
+Tasks are plain values and the functions here are pure, so they run in any thread or process, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xxhash
+
+from assay.checkpoints import codec
+from assay.checkpoints.delta import block_rows
+from assay.checkpoints.header import DTYPES, TensorInfo
+from assay.checkpoints.io import Source, tensor_sha256
+from assay.checkpoints.plan import LOSSY, TensorPlan
+from assay.missions.dare.algorithm import derandomise
+from assay.numerics.philox import Key
+
+Bits = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeTask:
+    """Rows ``start..stop`` of one tensor; `weight` and `moment` are its inputs' second moments, if measured."""
+
+    base: Source
+    finetuned: Source
+    plan: TensorPlan
+    key: Key
+    coding: codec.Coding
+    start: int
+    stop: int
+    weight: np.ndarray | None = None
+    moment: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DigestTask:
+    """sha256 of one tensor of one side."""
+
+    source: Source
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """What became of a block.
+
+    Attributes:
+        payload: its coded bytes.
+        stats: sums over it; None for exact and lossless blocks.
+        finetuned_check: xxh3-128 of the fine-tuned bytes.
+        check: xxh3-128 of the base's bytes; None where the base was not read.
+        same: whether the fine-tuned rows equal the base's bit for bit.
+        signal: mean square of the delta's output under the full second moment, where that was given.
+        guarantee: on the first block of a chosen mask, the bound on its layer error (before quantisation).
+    """
+
+    payload: bytes
+    stats: codec.BlockStats | None
+    finetuned_check: bytes
+    check: bytes | None
+    same: bool
+    signal: float = 0.0
+    guarantee: float | None = None
+
+
+def encode_tasks(whole: EncodeTask) -> Iterator[EncodeTask]:
+    """The blocks of a task for a whole tensor, in order; a mask is chosen over all rows at once."""
+    info = whole.plan.info
+    if whole.plan.treatment == "masked":
+        yield whole
+        return
+    for start, stop in block_rows(info.rows, info.columns, whole.plan.base_rows):
+        yield replace(whole, start=start, stop=stop)
+
+
+def run(task: EncodeTask | DigestTask) -> list[EncodedRows] | str:
+    """Carry a task out, in a worker."""
+    if isinstance(task, DigestTask):
+        return tensor_sha256(task.source.tensors[task.name], task.source)
+    if task.plan.treatment == "masked":
+        return _encode_masked(task)
+    return [_encode_rows(task, None)]
+
+
+def read_base_rows(base: Source, old: TensorInfo, new: TensorInfo, start: int, stop: int) -> tuple[Bits, bytes]:
+    """The base's rows as bits of the output's type, and the quick digest of what was read.
+
+    Values of another type are rounded to nearest even.
+    """
+    bits = base.read_rows(old.name, start, stop)
+    check = xxhash.xxh3_128_digest(bits.data)
+    if old.dtype != new.dtype:
+        with np.errstate(over="ignore", invalid="ignore"):
+            bits = bits.view(DTYPES[old.dtype]).astype(DTYPES[new.dtype]).view(new.bits_dtype)
+    return bits, check
+
+
+def difference(base: Bits, finetuned: Bits, dtype: str) -> np.ndarray:
+    """The delta that the codec speaks of: float32, or float64 for F64 tensors."""
+    kind = np.float64 if dtype == "F64" else np.float32
+    with np.errstate(over="ignore", invalid="ignore"):
+        return finetuned.view(DTYPES[dtype]).astype(kind) - base.view(DTYPES[dtype]).astype(kind)
+
+
+def _encode_rows(task: EncodeTask, keep: np.ndarray | None) -> EncodedRows:
+    plan, info = task.plan, task.plan.info
+    finetuned = task.finetuned.read_rows(plan.name, task.start, task.stop)
+    digest = xxhash.xxh3_128_digest(finetuned.data)
+    if plan.base is None or task.start >= plan.base_rows:
+        return EncodedRows(codec.encode_exact(finetuned, task.coding), None, digest, None, False)
+    base, check = read_base_rows(task.base, plan.base, info, task.start, task.stop)
+    same = bool(np.array_equal(base, finetuned))
+    if plan.treatment not in LOSSY:
+        return EncodedRows(codec.encode_lossless(base, finetuned, task.coding), None, digest, check, same)
+    rescale = 1.0 if plan.rescale is None else plan.rescale
+    scheme = codec.Scheme(plan.bits, plan.threshold, rescale, task.key, plan.span, task.coding, keep is not None)
+    block = codec.encode_block(base, finetuned, info.dtype, task.start * info.columns, scheme, task.weight, keep)
+    signal = 0.0
+    if task.moment is not None:
+        delta = difference(base, finetuned, info.dtype).astype(np.float64)
+        signal = float(np.einsum("ij,ij->", delta @ task.moment, delta))
+    return EncodedRows(block.payload, block.stats, digest, check, same, signal)
+
+
+def _encode_masked(task: EncodeTask) -> list[EncodedRows]:
+    """Choose the mask of all rows that have a base, then code the blocks with it."""
+    plan, info = task.plan, task.plan.info
+    assert plan.base is not None
+    assert task.moment is not None
+    base, _ = read_base_rows(task.base, plan.base, info, 0, plan.base_rows)
+    delta = difference(base, task.finetuned.read_rows(plan.name, 0, plan.base_rows), info.dtype)
+    mask = derandomise(delta, task.moment, float(plan.drop_prob), rescale=plan.rescale)
+    rows = []
+    for start, stop in block_rows(info.rows, info.columns, plan.base_rows):
+        keep = mask.keep[start:stop] if start < plan.base_rows else None
+        rows.append(_encode_rows(replace(task, start=start, stop=stop), keep))
+    rows[0] = replace(rows[0], guarantee=float(mask.guarantee))
+    return rows

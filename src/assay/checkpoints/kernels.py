@@ -1,0 +1,568 @@
+"""The compiled loops of the delta codec.
+
+Serial, free of the interpreter lock, cached on disk: run several at once from Python threads.  Results are
+the same bits on any machine and for any number of workers (:mod:`assay.checkpoints.lanes`).
+
+Floats enter as the raw bits of a file: ``uint16`` holds bfloat16, ``uint32`` float32, ``uint64`` float64.
+Arguments are trusted here; :mod:`assay.checkpoints.codec` defines the format and checks them.
+"""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from assay.checkpoints.lanes import (
+    LANES,
+    bfloat16_lanes,
+    bits_of,
+    float_of,
+    mask_of_words,
+    ones,
+    span_lanes,
+    square_lanes,
+    survivor_lanes,
+    trailing_zeros,
+)
+from assay.numerics.philox import fill_words
+
+TILE = 4096  # elements worked on at once: the buffers of one tile stay in the first-level cache
+SLACK = 72  # room past the end of words and positions, for the last whole vector and the last batch
+LARGEST_BFLOAT16 = float(np.array(0x7F7F0000, np.uint32).view(np.float32))
+
+# Layout of the result arrays of `encode`: float64 [4, rows], float64 [4], int64 [6] and int64 [6].
+ENERGY, VARIANCE, PROXY, REALISED = range(4)
+BASE_ENERGY, DELTA_ENERGY, LARGEST_DELTA, LARGEST_VALUE = range(4)
+KEPT, CHANGED, BASE_NONFINITE, FINETUNED_NONFINITE, UNCODABLE, OVERFLOW = range(6)
+EVENTS = 6
+
+
+@njit(nogil=True, error_model="numpy")
+def _fold(lanes, first):
+    """Sum of the 16 lanes from ``first`` on, as a balanced tree."""
+    width = LANES // 2
+    while width > 0:
+        for j in range(first, first + width):
+            lanes[j] += lanes[j + width]
+        width //= 2
+    return lanes[first]
+
+
+@njit(nogil=True, error_model="numpy")
+def _square_sum(bits, begin, end, lanes):
+    stop = square_lanes(bits, begin, end, lanes)
+    for i in range(stop, end):
+        x = np.float64(float_of(bits[i]))
+        lanes[i - stop] += x * x
+    return _fold(lanes, 0)
+
+
+@njit(nogil=True, error_model="numpy")
+def _span_sums(delta, words, begin, end, last, inverse_step, lanes):
+    """Sums of th (1 - th), and of d^2 over the dropped."""
+    stop = span_lanes(delta, words, begin, end, last, inverse_step, lanes)
+    for i in range(stop, end):
+        x = np.float64(delta[i])
+        theta = _fraction(abs(x) * inverse_step)
+        lanes[i - stop] += theta * (1.0 - theta)
+        if words[i] > last:
+            lanes[i - stop + LANES] += x * x
+    return _fold(lanes, 0), _fold(lanes, LANES)
+
+
+@njit(nogil=True, error_model="numpy")
+def _bfloat16_sums(delta, words, begin, end, last, lanes):
+    """Sums of (hi - |d|)(|d| - lo), of (hi - lo)^2, and of d^2 over the dropped."""
+    stop = bfloat16_lanes(delta, words, begin, end, last, lanes)
+    for i in range(stop, end):
+        x = np.float64(delta[i])
+        low, high = _bfloat16_neighbours(abs(delta[i]))
+        lanes[i - stop] += (high - abs(x)) * (abs(x) - low)
+        lanes[i - stop + LANES] += (high - low) * (high - low)
+        if words[i] > last:
+            lanes[i - stop + 2 * LANES] += x * x
+    return _fold(lanes, 0), _fold(lanes, LANES), _fold(lanes, 2 * LANES)
+
+
+@njit(nogil=True, error_model="numpy")
+def _weighted_sums(delta, words, begin, end, last, inverse_step, weight, column, lanes):
+    """Weighted sums of V, of the squared step, of d^2 over the dropped; the plain sum of d^2.
+
+    For a span, ``inverse_step`` >= 0, V and the step are in units of the step (th (1 - th) and 1); for
+    bfloat16, ``inverse_step`` < 0, they are (hi - |d|)(|d| - lo) and hi - lo.
+    """
+    lanes[:] = 0.0
+    for i in range(begin, end):
+        x = np.float64(delta[i])
+        w = weight[column + i - begin]
+        lane = (i - begin) % LANES
+        if inverse_step >= 0.0:
+            theta = _fraction(abs(x) * inverse_step)
+            lanes[lane] += w * (theta * (1.0 - theta))
+            lanes[lane + LANES] += w
+        else:
+            low, high = _bfloat16_neighbours(abs(delta[i]))
+            lanes[lane] += w * ((high - abs(x)) * (abs(x) - low))
+            lanes[lane + LANES] += w * ((high - low) * (high - low))
+        if words[i] > last:
+            lanes[lane + 2 * LANES] += w * (x * x)
+        lanes[lane + 3 * LANES] += x * x
+    return _fold(lanes, 0), _fold(lanes, LANES), _fold(lanes, 2 * LANES), _fold(lanes, 3 * LANES)
+
+
+@njit(nogil=True, error_model="numpy")
+def _survivor_sums(x, value, begin, end, lanes):
+    """Sums of x^2 and of (x - value)^2."""
+    stop = survivor_lanes(x, value, begin, end, lanes)
+    for e in range(stop, end):
+        residual = x[e] - np.float64(value[e])
+        lanes[e - stop] += x[e] * x[e]
+        lanes[e - stop + LANES] += residual * residual
+    return _fold(lanes, 0), _fold(lanes, LANES)
+
+
+@njit(nogil=True, error_model="numpy")
+def _weighted_survivor_sums(x, value, index, begin, end, weight, offset):
+    energy = 0.0
+    realised = 0.0
+    for e in range(begin, end):
+        w = weight[index[e] + offset]
+        energy += w * (x[e] * x[e])
+        residual = x[e] - np.float64(value[e])
+        realised += w * (residual * residual)
+    return energy, realised
+
+
+@njit(nogil=True, error_model="numpy")
+def _fraction(a):
+    return a - np.floor(a)
+
+
+@njit(nogil=True, error_model="numpy")
+def _bfloat16_neighbours(size):
+    """Largest bfloat16 <= size and smallest >= size, as float64."""
+    single = np.float32(size)
+    floor = bits_of(single)
+    ceiling = floor
+    if np.float64(single) > np.float64(size):
+        floor = np.uint32(floor - np.uint32(1))
+    if np.float64(single) < np.float64(size):
+        ceiling = np.uint32(ceiling + np.uint32(1))
+    low = np.uint32(floor & np.uint32(0xFFFF0000))
+    high = np.uint32(np.uint32(ceiling + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000))
+    return np.float64(float_of(low)), np.float64(float_of(high))
+
+
+@njit(nogil=True, error_model="numpy")
+def _difference(base, finetuned, delta):
+    for i in range(delta.size):
+        delta[i] = float_of(finetuned[i]) - float_of(base[i])
+
+
+@njit(nogil=True, error_model="numpy")
+def _peak(delta):
+    """Largest magnitude, by comparison of bits: a NaN counts as larger than infinity."""
+    peak = bits_of(abs(delta[0]))
+    for i in range(delta.size):
+        peak = max(peak, bits_of(abs(delta[i])))
+    return float_of(peak)
+
+
+@njit(nogil=True, error_model="numpy")
+def _largest(bits):
+    """Largest magnitude of the floats with these bits."""
+    peak = bits_of(abs(float_of(bits[0])))
+    for i in range(bits.size):
+        peak = max(peak, bits_of(abs(float_of(bits[i]))))
+    return float_of(peak)
+
+
+@njit(nogil=True, error_model="numpy")
+def _nonzeros(delta):
+    count = np.uint32(0)
+    for i in range(delta.size):
+        count = np.uint32(count + np.uint32(delta[i] != 0))
+    return np.int64(count)
+
+
+@njit(nogil=True, error_model="numpy")
+def _note(event, at, counts, first):
+    if counts[event] == 0:
+        first[event] = at
+    counts[event] += 1
+
+
+@njit(nogil=True, error_model="numpy")
+def _set_aside(base, finetuned, at, delta, counts, first):
+    """Count the entries that cannot be coded, make their delta 0, and return the energy of the finite base."""
+    energy = 0.0
+    for i in range(delta.size):
+        b = float_of(base[i])
+        if np.isfinite(b):
+            energy += np.float64(b) * np.float64(b)
+        else:
+            _note(BASE_NONFINITE, at + i, counts, first)
+        if not np.isfinite(float_of(finetuned[i])):
+            _note(FINETUNED_NONFINITE, at + i, counts, first)
+        if not abs(delta[i]) <= LARGEST_BFLOAT16:
+            _note(UNCODABLE, at + i, counts, first)
+            delta[i] = 0
+    return energy
+
+
+@njit(nogil=True, error_model="numpy")
+def _scale(peak):
+    """The smallest bfloat16 >= peak, as bits."""
+    _, high = _bfloat16_neighbours(peak)
+    return np.uint16(bits_of(np.float32(high)) >> np.uint32(16))
+
+
+@njit(nogil=True, error_model="numpy")
+def _positions(words, last, index):
+    """Write the positions of words <= last, ascending; ``words`` is a multiple of 64 long, ``index`` 8 longer."""
+    filled = 0
+    for lo in range(0, words.size, 64):
+        mask = mask_of_words(words, lo, last)
+        found = np.int64(ones(mask))
+        for batch in range(0, found, 8):
+            out = index[filled + batch : filled + batch + 8]
+            for j in range(8):
+                out[j] = lo + np.int64(trailing_zeros(mask))
+                mask &= mask - np.uint64(1)
+        filled += found
+    return filled
+
+
+@njit(nogil=True, error_model="numpy")
+def _draw(k0, k1, start, count, words):
+    """Fill ``words`` so that ``words[start % 4 :][:count]`` are the words ``start ..``; return start % 4."""
+    skip = np.int64(start % np.uint64(4))
+    fill_words(k0, k1, start // np.uint64(4), np.uint32(0), words[: (skip + count + 3) // 4 * 4])
+    return skip
+
+
+@njit(nogil=True, error_model="numpy")
+def _tile_survivors(words, count, last, index):
+    """Positions of the survivors of one tile; the words after ``count`` are overwritten."""
+    padded = (count + 63) // 64 * 64
+    for i in range(count, padded):
+        words[i] = np.uint32(0xFFFFFFFF)
+    filled = _positions(words[:padded], last, index)
+    while filled > 0 and index[filled - 1] >= count:
+        filled -= 1
+    return filled
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def survivors(k0, k1, start, count, threshold, index):
+    """Positions ``i < count`` whose word ``start + i`` is below ``threshold``; returns their number.
+
+    ``index``: int32, ``count + SLACK`` long.
+    """
+    if threshold == np.uint64(0):
+        return 0
+    last = np.uint32(threshold - np.uint64(1))
+    words = np.empty(TILE + SLACK, np.uint32)
+    filled = 0
+    for lo in range(0, count, TILE):
+        size = min(TILE, count - lo)
+        skip = _draw(k0, k1, start + np.uint64(lo), size, words)
+        found = _tile_survivors(words[skip:], size, last, index[filled:])
+        if lo > 0:
+            for e in range(filled, filled + found):
+                index[e] += lo
+        filled += found
+    return filled
+
+
+@njit(nogil=True, error_model="numpy")
+def _quantise(x, dither, scale, levels, rescale, chances, symbol, value):
+    """Symbols and decoded values of the survivors of one span."""
+    inverse_step = levels / scale if scale > 0.0 else 0.0
+    divisor = levels * rescale
+    for e in range(x.size):
+        a = abs(x[e]) * inverse_step
+        level = np.floor(a)
+        level = min(level + (1.0 if dither[e] < (a - level) * chances else 0.0), levels)
+        code = level if x[e] >= 0.0 else -level
+        symbol[e] = np.uint8(np.int32(code + levels))
+        value[e] = np.float32(code * scale / divisor)
+
+
+@njit(nogil=True, error_model="numpy")
+def _round_bfloat16(x, dither, rescale, chances, bits, value):
+    """Bits and decoded values of the survivors of one span, rounded to bfloat16; a zero is positive."""
+    for e in range(x.size):
+        size = abs(x[e])
+        down, up = _bfloat16_neighbours(size)
+        rounded = up if dither[e] * (up - down) < (size - down) * chances else down
+        code = np.float32(-rounded if x[e] < 0.0 and rounded > 0.0 else rounded)
+        bits[e] = np.uint16(bits_of(code) >> np.uint32(16))
+        value[e] = np.float32(np.float64(code) / rescale)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def encode(
+    base, finetuned, keep, weight, columns, k0, k1, start, threshold, levels, span, rescale, limit,
+    delta, scales, symbols, bfloats, rows, totals, counts, first,
+):  # fmt: skip
+    """Difference, mask, quantise and measure one block.
+
+    base, finetuned   uint16/32/64 [n]: bits of bfloat16, float32, float64; n is rows * columns
+    keep              uint8 [n] stored mask, or [0]: draw it
+    weight            float64 [columns] of the moments, or [0]: all one
+    levels, span      quantiser: codes -levels..levels, one scale per ``span`` entries; levels 0: bfloat16
+    rescale           q; decoded values are divided by it
+    limit             a sum of base and value overflows when its magnitude reaches this
+    delta             scratch of the float type, at least one tile long
+    scales            out: uint16 [ceil(n / span)]
+    symbols           out: uint8 [n], code + levels of each survivor (levels > 0)
+    bfloats           out: uint16 [n], bits of each survivor (levels 0)
+    rows, totals, counts, first   out: the moments, in the order of the constants above
+    """
+    count = base.size
+    quantised = levels > 0
+    tile = min(count, span * max(1, TILE // span))
+    weighted = weight.size > 0
+    stored = keep.size > 0
+    chances = 4294967296.0 if stored else np.float64(threshold)
+    last = np.uint32(0)
+    if not stored and threshold > np.uint64(0):
+        last = np.uint32(threshold - np.uint64(1))
+    words = np.empty(tile + SLACK, np.uint32)
+    mask = np.ones(tile, np.uint32)  # stands in for the words where they do not decide: 1 > last = 0 is dropped
+    index = np.empty(tile + SLACK, np.int32)
+    lanes = np.zeros(4 * LANES)
+    x = np.empty(tile)
+    dither = np.empty(tile)
+    value = np.empty(tile, np.float32)
+    kept = 0
+    for lo in range(0, count, tile):
+        hi = min(lo + tile, count)
+        size = hi - lo
+        d = delta[:size]
+        _difference(base[lo:hi], finetuned[lo:hi], d)
+        if _peak(d) <= LARGEST_BFLOAT16:
+            totals[BASE_ENERGY] += _square_sum(base, lo, hi, lanes)
+        else:
+            totals[BASE_ENERGY] += _set_aside(base[lo:hi], finetuned[lo:hi], lo, d, counts, first)
+        counts[CHANGED] += _nonzeros(d)
+
+        # who survives
+        drawn = words[_draw(k0, k1, start + np.uint64(lo), size, words) :]
+        compared = mask
+        found = 0
+        if stored:
+            for i in range(size):
+                mask[i] = np.uint32(keep[lo + i] == 0)
+                index[found] = i
+                found += np.int64(keep[lo + i] != 0)
+        elif threshold > np.uint64(0):
+            compared = drawn
+            found = _tile_survivors(drawn, size, last, index)
+        for e in range(found):
+            x[e] = np.float64(d[index[e]])
+            dither[e] = np.float64(drawn[index[e]])
+
+        quantised_to = 0
+        summed_to = 0
+        for span_lo in range(0, size, span):
+            span_hi = min(span_lo + span, size)
+            peak = np.float64(_peak(d[span_lo:span_hi]))
+            totals[LARGEST_DELTA] = max(totals[LARGEST_DELTA], peak)
+            begin = quantised_to
+            while quantised_to < found and index[quantised_to] < span_hi:
+                quantised_to += 1
+            xs = x[begin:quantised_to]
+            dithers = dither[begin:quantised_to]
+            values = value[begin:quantised_to]
+            step = 1.0
+            inverse_step = -1.0
+            if quantised:
+                scale_bits = _scale(peak)
+                scales[(lo + span_lo) // span] = scale_bits
+                scale = np.float64(float_of(scale_bits))
+                step = scale / levels
+                inverse_step = levels / scale if scale > 0.0 else 0.0
+                out = symbols[kept + begin : kept + quantised_to]
+                _quantise(xs, dithers, scale, levels, rescale, chances, out, values)
+            else:
+                bits = bfloats[kept + begin : kept + quantised_to]
+                _round_bfloat16(xs, dithers, rescale, chances, bits, values)
+
+            # moments, row by row
+            at = span_lo
+            row = (lo + at) // columns
+            while at < span_hi:
+                end = min(span_hi, (row + 1) * columns - lo)
+                if weighted:
+                    column = lo + at - row * columns
+                    spread, steps, dropped, energy = _weighted_sums(
+                        d, compared, at, end, last, inverse_step, weight, column, lanes
+                    )
+                    totals[DELTA_ENERGY] += energy
+                elif quantised:
+                    spread, dropped = _span_sums(d, compared, at, end, last, inverse_step, lanes)
+                    steps = np.float64(end - at)
+                else:
+                    spread, steps, dropped = _bfloat16_sums(d, compared, at, end, last, lanes)
+                begin = summed_to
+                while summed_to < found and index[summed_to] < end:
+                    summed_to += 1
+                if weighted:
+                    energy, realised = _weighted_survivor_sums(
+                        x, value, index, begin, summed_to, weight, lo - row * columns
+                    )
+                else:
+                    energy, realised = _survivor_sums(x, value, begin, summed_to, lanes)
+                rows[ENERGY, row] += dropped + energy
+                rows[VARIANCE, row] += spread * (step * step)
+                rows[PROXY, row] += steps * (step * step) * 0.25
+                rows[REALISED, row] += dropped + realised
+                at = end
+                row += 1
+
+        if found > 0:
+            largest = np.float64(_peak(value[:found]))
+            totals[LARGEST_VALUE] = max(totals[LARGEST_VALUE], largest)
+            if not largest + np.float64(_largest(base[lo:hi])) < 0.5 * limit:  # far from it: no need to look
+                for e in range(found):
+                    i = lo + index[e]
+                    if value[e] != 0 and not abs(float_of(base[i]) + value[e]) < limit:
+                        _note(OVERFLOW, i, counts, first)
+        kept += found
+    if not weighted:
+        totals[DELTA_ENERGY] = rows[ENERGY].sum()
+    counts[KEPT] = kept
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def dequantise(index, symbols, scales, span, levels, rescale, value):
+    """Decoded values of quantised survivors: code * scale / (levels * rescale), rounded to float32."""
+    divisor = levels * rescale
+    end = 0
+    block = -1
+    scale = 0.0
+    for e in range(index.size):
+        while index[e] >= end:
+            end += span
+            block += 1
+            scale = np.float64(float_of(scales[block]))
+        value[e] = np.float32((np.float64(symbols[e]) - levels) * scale / divisor)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def add_bfloat16(bits, index, value):
+    """Add ``value`` in place to the bfloat16 numbers at ``index``, rounding to nearest even.
+
+    Entries whose value is 0 keep their bits.  Returns the number of finite entries that became infinite.
+    """
+    overflow = 0
+    for e in range(index.size):
+        if value[e] == 0:
+            continue
+        old = float_of(bits[index[e]])
+        total = old + value[e]
+        if np.isnan(total):
+            bits[index[e]] = np.uint16(0x7FC0)
+            continue
+        wide = bits_of(total)
+        odd = np.uint32((wide >> np.uint32(16)) & np.uint32(1))
+        new = np.uint16(np.uint32(wide + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+        overflow += np.int64(np.isfinite(old) and not np.isfinite(float_of(new)))
+        bits[index[e]] = new
+    return overflow
+
+
+@njit(cache=True, nogil=True)
+def histogram(stream):
+    """How often each of the 256 byte values occurs: int64 [256]."""
+    counts = np.zeros((4, 256), np.int64)  # four tables: equal neighbours do not wait for each other
+    full = stream.size // 4 * 4
+    for i in range(0, full, 4):
+        counts[0, stream[i]] += 1
+        counts[1, stream[i + 1]] += 1
+        counts[2, stream[i + 2]] += 1
+        counts[3, stream[i + 3]] += 1
+    for i in range(full, stream.size):
+        counts[0, stream[i]] += 1
+    return counts[0] + counts[1] + counts[2] + counts[3]
+
+
+@njit(cache=True, nogil=True)
+def pack_symbols(symbols, bits, width, out):
+    """Write ``bits``-bit symbols least significant bit first, ``width`` bits of every byte in use.
+
+    width 8 gives one unbroken bit stream; width = bits * (8 // bits) whole symbols in every byte.
+    """
+    pending = np.uint32(0)
+    held = 0
+    at = 0
+    for symbol in symbols:
+        pending = np.uint32(pending | np.uint32(np.uint32(symbol) << np.uint32(held)))
+        held += bits
+        if held >= width:
+            out[at] = np.uint8(pending & np.uint32((1 << width) - 1))
+            pending = np.uint32(pending >> np.uint32(width))
+            held -= width
+            at += 1
+    if held > 0:
+        out[at] = np.uint8(pending)
+
+
+@njit(cache=True, nogil=True)
+def unpack_symbols(packed, bits, width, symbols):
+    """The inverse of :func:`pack_symbols`; returns the bits left over in the last byte (0 when well formed)."""
+    pending = np.uint32(0)
+    held = 0
+    at = 0
+    field = np.uint32((1 << bits) - 1)
+    for e in range(symbols.size):
+        if held < bits:
+            pending = np.uint32(pending | np.uint32(np.uint32(packed[at]) << np.uint32(held)))
+            held += width
+            at += 1
+        symbols[e] = np.uint8(pending & field)
+        pending = np.uint32(pending >> np.uint32(bits))
+        held -= bits
+    return np.int64(pending)
+
+
+@njit(cache=True, nogil=True)
+def encode_gaps(index, out):
+    """Distances between kept positions less one, a byte each, 255 meaning "255 more"; returns the length.
+
+    ``out``: uint8, at least ``index.size + (index[-1] + 1) // 255`` long.
+    """
+    at = 0
+    expected = 0
+    for e in range(index.size):
+        gap = index[e] - expected
+        while gap >= 255:
+            out[at] = 255
+            gap -= 255
+            at += 1
+        out[at] = gap
+        at += 1
+        expected = index[e] + 1
+    return at
+
+
+@njit(cache=True, nogil=True)
+def decode_gaps(gaps, count, index):
+    """Fill ``index`` with the kept positions below ``count``; returns how many there are, -1 if malformed."""
+    filled = 0
+    position = 0
+    for gap in gaps:
+        position += np.int64(gap)
+        if gap == 255:
+            continue
+        if position >= count or filled >= index.size:
+            return -1
+        index[filled] = position
+        filled += 1
+        position += 1
+    if gaps.size > 0 and gaps[-1] == 255:
+        return -1
+    return filled
