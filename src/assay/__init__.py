@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 from assay.core.catalog import catalog
 from assay.core.certificate import Certificate, Subject, certify
 from assay.core.claim import Bound, Claim, Limit, Mean, Mission, Premise, Proof, Sides, Source, Tail, Witness
+from assay.core.instance import Length, Range
 from assay.core.number import Ball, Strength, Truth
 from assay.core.verdict import Counterexample, Verdict, evaluate
 
@@ -38,11 +39,13 @@ __all__ = [
     "Certificate",
     "Claim",
     "Counterexample",
+    "Length",
     "Limit",
     "Mean",
     "Mission",
     "Premise",
     "Proof",
+    "Range",
     "Sides",
     "Source",
     "Strength",

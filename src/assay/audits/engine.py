@@ -37,7 +37,9 @@ LADDER = tuple(
         (1, 20),
         (1, 10),
         (1, 4),
+        (1, 3),
         (1, 2),
+        (2, 3),
         (3, 4),
         (9, 10),
         (99, 100),
@@ -217,6 +219,8 @@ class _Audit:
         if target.counterexample is not None:
             return "refuted", f"{target.counterexample.verdict.reason}, found by {self.found_by}"
         if target.accepted == 0:
+            if target.proposed == 0:
+                return "gave up", "the chosen attacks proposed no instance"
             return "gave up", f"none of {target.proposed} proposed instances meets the premises"
         floats = [hit for hit in target.dead_hits if hit.stage.startswith("arithmetic")]
         if floats:

@@ -27,6 +27,10 @@ SCREENING = 1 << 40
 """Draw indices from here on are for choosing instances; evidence never uses them."""
 
 
+HOPELESS = Fraction(1, 10**5)
+"""A bound below this and no failure yet: more draws than any budget has would be needed."""
+
+
 class Stream:
     """The draws of one claim on one instance, mapped to [0, 1]: failures of a `Tail` are 1."""
 
@@ -137,7 +141,7 @@ class Evidence:
     @property
     def log_e(self) -> float:
         """Of the better of the nulls; an infinity where a bound of 0 was exceeded is `impossible`'s to see."""
-        return max((w.log_e for w in self.wealth if w is not None), default=-math.inf)
+        return max((w.log_e for w in self.wealth if w is not None), default=0.0)
 
     @property
     def mean(self) -> float:
@@ -192,14 +196,16 @@ def joined(parts: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate(list(parts))
 
 
-def screening_score(stream: Stream, count: int) -> float:
-    """How promising an instance looks from `count` screening draws: the larger, the likelier a refutation."""
-    values = stream.values(SCREENING, SCREENING + count)
-    scores = []
-    for side in sides_of(stream):
-        if 0 < side.bound < 1:
-            growth = log_growth(side.of(values), side.bound).mean(axis=0)
-            scores.append(float(growth.max()))
-        else:
-            scores.append(-math.inf if side.bound >= 1 else float(side.of(values).mean()) + 1.0)
-    return max(scores)
+def screening_score(stream: Stream, start: int, stop: int) -> float:
+    """How promising an instance looks from screening draws `start` to `stop`: the likelier a refutation, the larger."""
+    values = stream.values(SCREENING + start, SCREENING + stop)
+    return max(_score(side.of(values), side.bound) for side in sides_of(stream))
+
+
+def _score(values: np.ndarray, bound: Fraction) -> float:
+    mean = float(values.mean())
+    if bound <= 0:
+        return math.inf if bound < 0 or mean > 0 else -math.inf
+    if bound >= 1 or (mean == 0 and bound < HOPELESS):
+        return -math.inf
+    return float(log_growth(values, bound).mean(axis=0).max())

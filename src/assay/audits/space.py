@@ -20,6 +20,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from assay.core.errors import AssayError, InputError
@@ -40,7 +41,7 @@ MAX_EVERYTHING = 50_000
 """A finite space no larger than this is tried whole."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Leaf:
     """One number of an instance: the field it belongs to, its kind and its range."""
 
@@ -90,20 +91,43 @@ class Leaf:
         `warp` stretches the range: ``ends`` spends half of each side on the last thousandth before an end,
         ``zero`` does so around 0.
         """
-        low, span = Fraction(self.range.low), self.span
+        low, span = self._floats
         if warp == "linear" or self.kind is not Fraction:
-            return self.near(low + span * Fraction(position))
+            return self._settle(low + span * position)
         side = 2 * position - 1  # in [-1, 1]
         if warp == "ends":
-            inset = shorten(span / 2 * Fraction(10.0 ** (-6 * abs(side))))
-            value = low + inset if side < 0 else low + span - inset
+            inset = dyadic(span / 2 * 10.0 ** (-6 * abs(side)))
+            value = self.range.low + inset if side < 0 else self.range.high - inset
             return value if value in self.range else self.near(value)
-        magnitude = max(abs(low), abs(low + span)) * Fraction(10.0 ** (-6 * (1 - abs(side))))
-        return self.near(magnitude if side > 0 else -magnitude)
+        magnitude = max(abs(low), abs(low + span)) * 10.0 ** (-6 * (1 - abs(side)))
+        return self._settle(magnitude if side > 0 else -magnitude)
+
+    @cached_property
+    def _floats(self) -> tuple[float, float]:
+        return float(self.range.low), float(self.span)
+
+    def _settle(self, value: float) -> Value:
+        """`near`, with a short cut for reals well inside the range."""
+        low, span = self._floats
+        if self.kind is Fraction and low + 1e-6 * span < value < low + (1 - 1e-6) * span:
+            return dyadic(value)
+        return self.near(Fraction(value))
 
     def position(self, value: Value) -> float:
         """The inverse of the linear `at`."""
         return float((Fraction(value) - self.range.low) / self.span) if self.span else 0.0
+
+
+def dyadic(value: float) -> Fraction:
+    """The nearest rational with `SIGNIFICANT_BITS` binary digits.
+
+    >>> dyadic(0.5), dyadic(0.1)
+    (Fraction(1, 2), Fraction(838861, 8388608))
+    """
+    mantissa, exponent = math.frexp(value)
+    digits = round(mantissa * (1 << SIGNIFICANT_BITS))
+    shift = SIGNIFICANT_BITS - exponent
+    return Fraction(digits, 1 << shift) if shift >= 0 else Fraction(digits << -shift)
 
 
 def shorten(value: Fraction, bits: int = SIGNIFICANT_BITS) -> Fraction:

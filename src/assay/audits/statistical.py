@@ -28,10 +28,11 @@ from assay.core.number import Ball, Strength, Truth
 from assay.core.verdict import ALPHA, Counterexample, Verdict, evaluate
 from assay.stats.betting import lower_limit
 
-SCREEN_DRAWS = 32
-SCREEN_SHARE = 0.3
+SCREEN_SHARE = 0.4
 SCREEN_LIMIT = 400
-CHOSEN = 6
+STAGES = ((16, 96), (128, 24), (1024, 6))
+"""Screening draws per instance, and how many instances go on to the next stage; the last ones are bet on."""
+
 BLOCK = 128
 MAX_BLOCK = 8192
 
@@ -43,12 +44,27 @@ class Screen:
         self.claim, self.until = claim, until
         self.closest: Approach | None = None
         self.exhausted = False
-        self.proposed = self.accepted = 0
+        self.proposed = self.accepted = self.draws = 0
         self.scores: dict[Any, float] = {}
 
     def has_seen(self, instance: Any) -> bool:
         """Whether this instance was screened before."""
         return instance in self.scores
+
+    def choose(self) -> list[Any]:
+        """The most promising instances, after more draws on fewer and fewer of them; best first."""
+        scores = dict(self.scores)
+        start = STAGES[0][0]
+        for (_, keep), (stop, _) in zip(STAGES, STAGES[1:], strict=False):
+            best = heapq.nlargest(keep, scores, key=scores.__getitem__)
+            scores = {}
+            for instance in best:
+                scores[instance] = screening_score(Stream(self.claim, instance), start, stop)
+                self.draws += stop - start
+                if time.monotonic() > self.until:
+                    break
+            start = stop
+        return heapq.nlargest(STAGES[-1][1], scores, key=scores.__getitem__)
 
     def consider(self, instance: Any) -> float:
         """Minus the score of an instance whose premises hold; at least `BROKEN` otherwise."""
@@ -60,7 +76,9 @@ class Screen:
         if not _premises_hold(self.claim, instance):
             return BROKEN + 1
         self.accepted += 1
-        score = screening_score(Stream(self.claim, instance), SCREEN_DRAWS)
+        draws = STAGES[0][0]
+        score = screening_score(Stream(self.claim, instance), 0, draws)
+        self.draws += draws
         self.scores[instance] = score
         if self.closest is None or -score < self.closest.slack:
             self.closest = Approach(instance, -score)
@@ -106,12 +124,12 @@ def audit_by_sampling(
     """
     started = time.monotonic()
     deadline = started + seconds
-    screen = _screened(claim, seed, started + SCREEN_SHARE * seconds)
+    screen = _screened(claim, seed, started + SCREEN_SHARE / 2 * seconds)
+    screen.until = started + SCREEN_SHARE * seconds
+    promising = screen.choose()
     screening = AttackEffort(screen.accepted, time.monotonic() - started, "ran")
     kept = {} if store is None else store.load_evidence(claim)
-    chosen = list(
-        dict.fromkeys([*kept, *heapq.nlargest(CHOSEN, screen.scores, key=lambda i: screen.scores[i])])
-    )
+    chosen = list(dict.fromkeys([*kept, *promising]))
     candidates = [_candidate(claim, instance, rank, kept, alpha) for rank, instance in enumerate(chosen, 1)]
     refuted = _bet(candidates, deadline)
     if store is not None:
@@ -123,7 +141,7 @@ def audit_by_sampling(
         screen.accepted,
         screen.accepted,
         0,
-        sum(c.evidence.draws for c in candidates) + SCREEN_DRAWS * screen.accepted,
+        sum(c.evidence.draws for c in candidates) + screen.draws,
         time.monotonic() - started,
         {"screen": screening, "bet": AttackEffort(len(candidates), time.monotonic() - started, "ran")},
     )

@@ -18,7 +18,7 @@ from typing import Any
 from assay.core.claim import Bound, Claim, Mean, Sides, Tail, Witness
 from assay.core.errors import AssayError, InputError
 from assay.core.instance import encode, floated
-from assay.core.number import FLOAT_SLACK, Number, Strength, Truth, as_float, compare
+from assay.core.number import FLOAT_SLACK, Ball, Number, Strength, Truth, as_float, compare
 from assay.core.verdict import Counterexample, Verdict, evaluate
 
 BROKEN = 2.0
@@ -187,9 +187,7 @@ class Target:
         self._tie_seconds += time.monotonic() - begun
         if verdict.sides is None:
             return 1.0
-        slack = slack_of(verdict.sides)
-        self._record(instance, slack, verdict.sides)
-        return slack
+        return self._record(instance, verdict)
 
     def _broken(self, instance: Any) -> float:
         """0 where every premise holds; otherwise how far off, in (0, 1]: a hint for the search."""
@@ -225,8 +223,7 @@ class Target:
         verdict = self._look(instance)
         if verdict.sides is None:
             return 1.0
-        slack = slack_of(verdict.sides)
-        self._record(instance, slack, verdict.sides)
+        slack = self._record(instance, verdict)
         self._note(instance, slack)
         return slack
 
@@ -295,11 +292,17 @@ class Target:
                 )
             self._checked_twice = True
 
-    def _record(self, instance: Any, slack: float, sides: Sides) -> None:
-        """Keep the closest approach; 0 against 0 says nothing and is left out."""
-        informative = as_float(sides.lhs) != 0 or as_float(sides.rhs) != 0
-        if informative and (self.closest is None or slack < self.closest.slack):
+    def _record(self, instance: Any, verdict: Verdict) -> float:
+        """Keep the closest approach, and return the slack; 0 against 0 says nothing and is left out.
+
+        Enclosures that overlap are as good as equal: what their midpoints say is noise.
+        """
+        sides = verdict.sides
+        assert sides is not None
+        slack = slack_of(sides) if verdict.truth is not Truth.UNKNOWN else 0.0
+        if _informative(sides) and (self.closest is None or slack < self.closest.slack):
             self.closest = Approach(instance, slack)
+        return slack
 
     def _note(self, instance: Any, slack: float) -> None:
         """Keep a bounded sample of what was seen, and all of it while it fits."""
@@ -307,6 +310,14 @@ class Target:
             self.trace.append(Approach(instance, slack))
         elif self._rng.random() < TRACE / self.evaluations:
             self.trace[self._rng.randrange(TRACE)] = Approach(instance, slack)
+
+
+def _informative(sides: Sides) -> bool:
+    """Whether the right-hand side is known to differ from 0."""
+    rhs = sides.rhs
+    if isinstance(rhs, Ball):
+        return not rhs.low <= 0 <= rhs.high
+    return rhs != 0
 
 
 def shown(instance: Any, limit: int = 200) -> str:

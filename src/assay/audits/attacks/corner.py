@@ -19,7 +19,7 @@ STALE_LIMIT = 3000
 
 
 class Corner:
-    """Plain values first: uniform instances of every shape, the full lattice of small shapes, then random corners."""
+    """In turn: uniform instances of every shape, the full lattice of small shapes, random corners; plain values first."""
 
     def __init__(self, target: Target, rng: random.Random) -> None:
         self._target, self._rng = target, rng
@@ -43,12 +43,16 @@ class Corner:
             yield from whole
             self._target.exhausted = True
             return
+        yield from _in_turn(self._all_uniform(), self._all_lattices(), self._random())
+
+    def _all_uniform(self) -> Iterator[Any]:
         for shape in shapes(self._kind):
             yield from self._instances(shape, self._uniform(shape))
+
+    def _all_lattices(self) -> Iterator[Any]:
         for shape in shapes(self._kind):
             if len(leaves(self._kind, shape)) <= 4:
                 yield from self._instances(shape, self._lattice(shape))
-        yield from self._random()
 
     def _instances(self, shape: Shape, rows: Iterator[Sequence[Value]]) -> Iterator[Any]:
         for values in rows:
@@ -83,6 +87,17 @@ class Corner:
             stale = stale + 1 if instance is None or self._target.has_seen(instance) else 0
             if instance is not None:
                 yield instance
+
+
+def _in_turn(*sources: Iterator[Any]) -> Iterator[Any]:
+    """One of each, until all are exhausted."""
+    left = list(sources)
+    while left:
+        for source in list(left):
+            try:
+                yield next(source)
+            except StopIteration:
+                left.remove(source)
 
 
 def _by_plainness(choices: Sequence[Sequence[Value]], limit: int) -> Iterator[Sequence[Value]]:
