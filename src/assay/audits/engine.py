@@ -15,7 +15,7 @@ from assay.audits.shrink import as_counterexample, shrink
 from assay.audits.space import has_strategy
 from assay.audits.statistical import audit_by_sampling
 from assay.audits.store import Store
-from assay.audits.target import Stopped, Target, sides_function
+from assay.audits.target import Stopped, Target, shown, sides_function
 from assay.core.catalog import catalog
 from assay.core.claim import Claim, Limit
 from assay.core.errors import InputError, UnknownIdError
@@ -225,6 +225,9 @@ class _Audit:
         floats = [hit for hit in target.dead_hits if hit.stage.startswith("arithmetic")]
         if floats:
             return "gave up", "the sides are floats, and floats show a violation that nothing can confirm"
+        failures = [hit for hit in target.dead_hits if hit.stage.startswith("witness")]
+        if failures:
+            return "gave up", f"the producer's witness fails on {shown(failures[0].instance)}"
         if target.exhausted:
             return "survived", f"all {target.accepted} instances that there are satisfy it"
         return "survived", f"{target.evaluations} evaluations found no violation"

@@ -105,6 +105,8 @@ def _confusions(kind: type) -> Iterator[tuple[str, Callable[[Any], Any]]]:
         bounds = field.range
         if field.length is not None:
             low = field.length.low
+            if low == field.length.high:
+                continue
 
             def shorter(x: Any, name: str = field.name, low: int = low) -> Any:
                 value = getattr(x, name)

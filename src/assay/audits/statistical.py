@@ -7,6 +7,7 @@ audit is wrong with probability at most alpha, however often one looks and howev
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 import time
@@ -55,7 +56,7 @@ class Screen:
         """The most promising instances, after more draws on fewer and fewer of them; best first."""
         scores = dict(self.scores)
         start = STAGES[0][0]
-        for (_, keep), (stop, _) in zip(STAGES, STAGES[1:], strict=False):
+        for (_, keep), (stop, _) in itertools.pairwise(STAGES):
             best = heapq.nlargest(keep, scores, key=scores.__getitem__)
             scores = {}
             for instance in best:

@@ -82,15 +82,10 @@ class Store:
 
     def save_evidence(self, claim: Claim, evidence: Mapping[Any, Evidence]) -> None:
         """Keep evidence, to be continued by the next audit of the same code."""
-        rows = [
-            {
-                "instance": encode(instance),
-                "draws": e.draws,
-                "total": e.total.hex(),
-                "logs": [None if w is None else [x.hex() for x in w.logs] for w in e.wealth],
-            }
-            for instance, e in evidence.items()
-        ]
+        rows: list[dict[str, Any]] = []
+        for instance, e in evidence.items():
+            logs = [None if w is None else [x.hex() for x in w.logs] for w in e.wealth]
+            rows.append({"instance": encode(instance), "draws": e.draws, "total": e.total.hex(), "logs": logs})
         self._write(self._evidence_path(claim), {"code_sha256": claim.digest(), "evidence": rows})
 
     def _evidence_path(self, claim: Claim) -> Path:

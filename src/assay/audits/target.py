@@ -77,7 +77,7 @@ def slack_of(sides: Sides) -> float:
     if scale == 0:
         return 0.0
     relative = float((rhs - lhs) / scale)
-    return -abs(relative) if sides.relation == "==" else relative
+    return 0.0 - abs(relative) if sides.relation == "==" else relative
 
 
 def _middle(value: Number) -> Fraction | float:
@@ -263,6 +263,8 @@ class Target:
             stage = f"premises: {verdict.reason}"
         elif verdict.truth is Truth.TRUE:
             stage = "exact comparison: the claim holds here"
+        elif isinstance(self.claim.form, Witness):
+            stage = f"witness: {verdict.reason}"
         else:
             stage = f"precision: {verdict.reason}"
         self._bury(instance, slack, stage)
