@@ -167,6 +167,9 @@ def check_against_naive(base, finetuned, dtype, start, scheme, keep=None):
         slack = float(sum(h[i] ** 2 for i in entries)) * 2**-44
         assert abs(stats.row_quantiser_variance[row] - float(sum(v.values()))) <= slack
     close(stats.delta_energy, sum(Fraction(float(d)) ** 2 for d in delta))
+    close(stats.delta_fourth, sum(Fraction(float(d)) ** 4 for d in delta))
+    steps = (step_of(float(d), scheme.bits, float(peaks[i // scheme.span])) for i, d in enumerate(delta))
+    close(stats.step_fourth, sum(h**4 for h in steps))
     close(stats.base_energy, sum(Fraction(float(b)) ** 2 for b in floats(base, dtype).reshape(-1)))
     assert stats.largest_delta == np.abs(delta).max(initial=0)
     assert stats.largest_value == np.abs(value).max(initial=0)
@@ -216,7 +219,9 @@ def test_every_number_is_its_definition(dtype: str, bits: int) -> None:
     dtype=st.sampled_from(["BF16", "F32", "F64"]),
     seed=st.integers(0, 99),
 )
-def test_any_shape_and_scheme(rows, columns, start, bits, threshold, span, coding, stored, dtype, seed) -> None:
+def test_any_shape_and_scheme(
+    rows, columns, start, bits, threshold, span, coding, stored, dtype, seed
+) -> None:
     base, finetuned = pair((rows, columns), dtype, seed, spread=10.0 ** -(seed % 7))
     keep = np.random.default_rng(seed).random((rows, columns)) < 0.4 if stored else None
     scheme = Scheme(bits, threshold, 0.3, KEY, span=span, coding=coding, stored_mask=stored)
@@ -235,7 +240,9 @@ def test_rows_coded_apart_say_the_same_as_together() -> None:
     base, finetuned = pair((40, 300))
     scheme = Scheme(16, 2**30, 0.25, KEY)
     whole = encode_block(base, finetuned, "BF16", 0, scheme)
-    parts = [encode_block(base[r : r + 8], finetuned[r : r + 8], "BF16", r * 300, scheme) for r in range(0, 40, 8)]
+    parts = [
+        encode_block(base[r : r + 8], finetuned[r : r + 8], "BF16", r * 300, scheme) for r in range(0, 40, 8)
+    ]
     index, value = decode_block(whole.payload, 0, base.size, scheme)
     pieces = [decode_block(p.payload, 2400 * n, 2400, scheme) for n, p in enumerate(parts)]
     assert np.array_equal(index, np.concatenate([i + 2400 * n for n, (i, _) in enumerate(pieces)]))
@@ -404,7 +411,9 @@ def test_zeros_of_either_sign_and_subnormals(bits: int) -> None:
 def test_float64_deltas_beyond_float32(bits: int) -> None:
     base = np.zeros((1, 6))
     finetuned = np.array([[1e-300, -5e-46, 1e-40, 3e38, 1 + 2.0**-40, 0.0]])
-    check_against_naive(base.view("u8"), finetuned.view("u8"), "F64", 0, Scheme(bits, 2**32, 1.0, KEY, span=2))
+    check_against_naive(
+        base.view("u8"), finetuned.view("u8"), "F64", 0, Scheme(bits, 2**32, 1.0, KEY, span=2)
+    )
 
 
 def test_what_cannot_be_coded_is_counted_where_it_stands() -> None:
@@ -503,7 +512,9 @@ def test_lossless_and_exact_blocks_come_back(dtype, shape, seed, near, coding) -
     rng = np.random.default_rng(seed)
     top = np.iinfo(dtype).max
     base = rng.integers(0, top, shape, dtype, endpoint=True)
-    other = base + rng.integers(0, 3, shape, dtype) if near else rng.integers(0, top, shape, dtype, endpoint=True)
+    other = (
+        base + rng.integers(0, 3, shape, dtype) if near else rng.integers(0, top, shape, dtype, endpoint=True)
+    )
     assert np.array_equal(decode_lossless(encode_lossless(base, other, coding), base), other)
     assert np.array_equal(decode_exact(encode_exact(base, coding), dtype, base.size), base.reshape(-1))
 

@@ -252,6 +252,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "dtype not a string": (file_bytes({"a": entry(["F32"], [2], 0, 8)}, DATA8), "is unknown"),  # type: ignore[arg-type]
     "packed dtype": (file_bytes({"a": entry("F4", [16], 0, 8)}, DATA8), "dequantise"),
     "extent mismatch": (file_bytes({"a": entry("F32", [3], 0, 8)}, DATA8), "takes 12 bytes"),
+    "extent too long": (file_bytes({"a": entry("F32", [1], 0, 8)}, DATA8), "takes 4 bytes"),
     "negative size": (file_bytes({"a": entry("F32", [-2], 0, 8)}, DATA8), "shape that is not a list"),
     "float size": (file_bytes({"a": entry("F32", [2.0], 0, 8)}, DATA8), "shape that is not a list"),
     "shape not a list": (file_bytes({"a": entry("F32", {"0": 2}, 0, 8)}, DATA8), "shape that is not a list"),
@@ -464,6 +465,7 @@ def _with_index(folder: Path, weight_map: Any) -> Path:
             "names the shard 'gone.safetensors', which is not there",
         ),
         ({"x": "b.safetensors", "y": "b.safetensors"}, "'x' is in b.safetensors, which does not hold it"),
+        ({"x": "b.safetensors", "y": "a.safetensors"}, "'x' is in b.safetensors, which does not hold it"),
         ({"x": "a.safetensors"}, None),
         ({"x": "a.safetensors", "y": "a.safetensors"}, "'y' is in a.safetensors, which does not hold it"),
         ({"x": "../a.safetensors"}, "not the plain name"),

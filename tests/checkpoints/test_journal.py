@@ -82,6 +82,7 @@ def test_torn_and_edited_journals_keep_a_true_prefix(
     with Journal.open(out, IDENTITY) as journal:
         assert list(journal.done) == list("abc")[: max(complete - 1, 0)]
         assert journal.data.end == 10 * len(journal.done)
+        assert path.read_bytes().count(b"\n") == len(journal.done) + 1  # nothing disbelieved is left behind
         for key, payload in journal.done.items():
             assert journal.data.read(payload["begin"], 10) == key.encode() * 10
         journal.record("d", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from assay.checkpoints.output import (
     AtomicFolder,
     CheckpointWriter,
     FileLayout,
+    FileLock,
     atomic_write_bytes,
     build_index,
     check_output,
@@ -107,6 +109,27 @@ def test_two_runs_at_once_are_kept_apart(tmp_path: Path) -> None:
         with kind(out):
             pass
     assert leftovers(tmp_path) == set()
+
+
+def test_a_lock_file_removed_before_it_was_locked_is_not_mistaken_for_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "o.lock"
+    flock, calls = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not calls:  # the holder before us ends between our open and our lock
+            path.unlink()
+        calls.append(descriptor)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(output.fcntl, "flock", late)
+    lock = FileLock(path, output=tmp_path / "o", remove=True)
+    lock.acquire()
+    assert len(calls) == 2
+    assert os.path.samestat(os.fstat(lock.descriptor), path.stat())
+    lock.release()
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("moment", ["writing", "before rename", "after rename"])

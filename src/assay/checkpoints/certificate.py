@@ -115,7 +115,9 @@ def realised_proxy(facts: Facts, drop_prob: Fraction, rescale: float) -> float:
     return phi(float(drop_prob)) * gap**2 / 2 + spread**2 / 4
 
 
-def tails(facts: Facts, exact: Expected, drop_prob: Fraction, rescale: float, gamma: Fraction) -> list[dict[str, Any]]:
+def tails(
+    facts: Facts, exact: Expected, drop_prob: Fraction, rescale: float, gamma: Fraction
+) -> list[dict[str, Any]]:
     """The three bounds that hold with probability at least 1 - gamma each."""
     two_sided, one_sided = math.log(2 / float(gamma)), math.log(1 / float(gamma))
     proxy = realised_proxy(facts, drop_prob, rescale)
@@ -167,7 +169,9 @@ def tensor_record(
         "span": plan.span,
         "kept": kept,
         "moments": "calibrated" if calibrated else "unit",
-        "facts": {name: None if value is None else encode_number(float(value)) for name, value in values.items()},
+        "facts": {
+            name: None if value is None else encode_number(float(value)) for name, value in values.items()
+        },
         "expected": {
             "bias_square": _rounded(exact.bias_square),
             "variance": _rounded(exact.variance),
@@ -179,7 +183,9 @@ def tensor_record(
             "optimal_mean_square": _rounded(exact.optimal_mean_square),
         },
         **({} if guarantee is None else {"guarantee": encode_number(guarantee)}),
-        "tails": [*tails(facts, exact, plan.drop_prob, plan.rescale, gamma), *more_tails] if treatment == "dropped" else [],
+        "tails": [*tails(facts, exact, plan.drop_prob, plan.rescale, gamma), *more_tails]
+        if treatment == "dropped"
+        else [],
     }
     return record
 
@@ -204,7 +210,9 @@ def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         parts = {**record["expected"], **record["alternatives"], "realised": record["facts"]["realised"]}
         for name in TOTALS:
             before = sums[name]
-            sums[name] = None if before is None or parts[name] is None else before + float.fromhex(parts[name])
+            sums[name] = (
+                None if before is None or parts[name] is None else before + float.fromhex(parts[name])
+            )
     return {"count": str(count), "kept": str(kept)} | {
         name: None if value is None else encode_number(value) for name, value in sums.items()
     }
@@ -232,7 +240,11 @@ def pack_certificate(
             },
             "premises": [
                 {"name": "the mask words are independent and uniform", "basis": "assumed", "truth": "TRUE"},
-                {"name": "survivors were divided by the recorded rescale", "basis": "constructed", "truth": "TRUE"},
+                {
+                    "name": "survivors were divided by the recorded rescale",
+                    "basis": "constructed",
+                    "truth": "TRUE",
+                },
             ],
             "tensors": list(records),
             "totals": totals(records),

@@ -161,6 +161,8 @@ class BlockStats:
     row_realised: NDArray[np.float64]  # sum_j m_j (d_ij - v_ij)^2
     base_energy: float
     delta_energy: float  # unweighted
+    delta_fourth: float  # sum m_j^2 d_ij^4
+    step_fourth: float  # sum m_j^2 h_ij^4, over all entries
     largest_delta: float
     largest_value: float
     base_nonfinite: int
@@ -231,7 +233,7 @@ def encode_block(
     scales = np.empty(-(-count // span) if scheme.levels else 0, np.uint16)
     symbols = np.empty(count if scheme.levels else 0, np.uint8)
     bfloats = np.empty(0 if scheme.levels else count, np.uint16)
-    moments, totals = np.zeros((4, rows)), np.zeros(4)
+    moments, totals = np.zeros((4, rows)), np.zeros(kernels.TOTALS)
     counts, first = np.zeros(kernels.EVENTS, np.int64), np.zeros(kernels.EVENTS, np.int64)
     if count:
         scratch = np.empty(max(span, kernels.TILE), np.float64 if dtype == "F64" else np.float32)
@@ -435,6 +437,8 @@ def _stats(
         moments[kernels.REALISED],
         float(totals[kernels.BASE_ENERGY]),
         float(totals[kernels.DELTA_ENERGY]),
+        float(totals[kernels.DELTA_FOURTH]),
+        float(totals[kernels.STEP_FOURTH]),
         float(totals[kernels.LARGEST_DELTA]),
         float(totals[kernels.LARGEST_VALUE]),
         *event(kernels.BASE_NONFINITE),

@@ -92,9 +92,13 @@ class Delta:
         self._file: Checkpoint = open_checkpoint(self.path)
         metadata = {} if self._file.is_folder else self._file.shards[0].metadata
         if metadata.get("format") != FORMAT:
-            raise InputError(f"{self.path} is no assay delta; make one with 'assay pack FINETUNED --base BASE -o {FORMAT}'")
+            raise InputError(
+                f"{self.path} is no assay delta; make one with 'assay pack FINETUNED --base BASE -o {FORMAT}'"
+            )
         if metadata.get("version", "").partition(".")[0] != VERSION.partition(".")[0]:
-            raise InputError(f"{self.path} is a delta of version {metadata.get('version')}; this assay reads {VERSION}")
+            raise InputError(
+                f"{self.path} is a delta of version {metadata.get('version')}; this assay reads {VERSION}"
+            )
         self.id, self.base = metadata.get("id", ""), metadata.get("base", "")
         self.plan = self._json(PLAN, MAX_PLAN_BYTES)
         self.records = self._checked_records()
@@ -123,7 +127,9 @@ class Delta:
                 and all(type(n) is int and 0 <= n < 1 << 48 for n in shape)
             )
             if not good:
-                raise InputError(f"{self.path}: the plan's record of {str(record.get('name'))[:80]!r} is malformed")
+                raise InputError(
+                    f"{self.path}: the plan's record of {str(record.get('name'))[:80]!r} is malformed"
+                )
         by_name = {r["name"]: r for r in records}
         if len(by_name) != len(records):
             raise InputError(f"{self.path}: the plan names a tensor twice")
@@ -138,7 +144,9 @@ class Delta:
             offsets.append(offsets[-1] + length)
         info = self._file.tensors.get(record["name"])
         if offsets[-1] != (info.nbytes if info else 0):
-            raise InputError(f"{self.path}: the payload of {record['name']!r} does not have the length of its blocks")
+            raise InputError(
+                f"{self.path}: the payload of {record['name']!r} does not have the length of its blocks"
+            )
         return offsets
 
     def inflated(self, name: str, limit: int) -> bytes:
@@ -177,7 +185,9 @@ class Delta:
         for name in self.records:
             info = self._file.tensors.get(name)
             for start in range(0, info.nbytes if info else 0, 1 << 22):
-                digest.update(self._file.read_rows(name, start, min(start + (1 << 22), info.nbytes if info else 0)).data)
+                digest.update(
+                    self._file.read_rows(name, start, min(start + (1 << 22), info.nbytes if info else 0)).data
+                )
         return digest.hexdigest()
 
     def check_payload(self) -> None:
@@ -187,7 +197,9 @@ class Delta:
             RejectedError: a bit changed.
         """
         if self.payload_digest() != self.id:
-            raise RejectedError(f"{self.path} is damaged: its payload does not have the digest it was sealed with")
+            raise RejectedError(
+                f"{self.path} is damaged: its payload does not have the digest it was sealed with"
+            )
 
     def close(self) -> None:
         """Close the file."""

@@ -16,7 +16,7 @@ from assay.checkpoints.delta import block_rows
 from assay.checkpoints.header import DTYPES, TensorInfo
 from assay.checkpoints.io import Source, tensor_sha256
 from assay.checkpoints.plan import LOSSY, TensorPlan
-from assay.missions.dare.algorithm import derandomise
+from assay.missions.dare.algorithm.masks import derandomise
 from assay.numerics.philox import Key
 
 Bits = np.ndarray
@@ -87,7 +87,9 @@ def run(task: EncodeTask | DigestTask) -> list[EncodedRows] | str:
     return [_encode_rows(task, None)]
 
 
-def read_base_rows(base: Source, old: TensorInfo, new: TensorInfo, start: int, stop: int) -> tuple[Bits, bytes]:
+def read_base_rows(
+    base: Source, old: TensorInfo, new: TensorInfo, start: int, stop: int
+) -> tuple[Bits, bytes]:
     """The base's rows as bits of the output's type, and the quick digest of what was read.
 
     Values of another type are rounded to nearest even.
@@ -118,8 +120,12 @@ def _encode_rows(task: EncodeTask, keep: np.ndarray | None) -> EncodedRows:
     if plan.treatment not in LOSSY:
         return EncodedRows(codec.encode_lossless(base, finetuned, task.coding), None, digest, check, same)
     rescale = 1.0 if plan.rescale is None else plan.rescale
-    scheme = codec.Scheme(plan.bits, plan.threshold, rescale, task.key, plan.span, task.coding, keep is not None)
-    block = codec.encode_block(base, finetuned, info.dtype, task.start * info.columns, scheme, task.weight, keep)
+    scheme = codec.Scheme(
+        plan.bits, plan.threshold, rescale, task.key, plan.span, task.coding, keep is not None
+    )
+    block = codec.encode_block(
+        base, finetuned, info.dtype, task.start * info.columns, scheme, task.weight, keep
+    )
     signal = 0.0
     if task.moment is not None:
         delta = difference(base, finetuned, info.dtype).astype(np.float64)

@@ -6,6 +6,7 @@ same bytes.  The compiled loops, zlib, sha256 and file reads all release the int
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -71,7 +72,7 @@ def _on_ray(function: Callable[[T], R], tasks: Iterable[T], workers: int) -> Ite
     from joblib import Parallel, delayed, parallel_config
 
     if not ray.is_initialized():
-        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     register_ray()
     supply = iter(tasks)
     while window := list(islice(supply, workers * 8)):

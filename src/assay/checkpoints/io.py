@@ -377,6 +377,18 @@ def read_shard(path: Path, file: str, shard: int) -> tuple[Shard, tuple[TensorIn
     return Shard(file, path, status.st_size, header, names, parsed.metadata, modified), parsed.tensors
 
 
+def read_json_object(path: Path) -> Mapping[str, Any]:
+    """Decode a small JSON file, such as config.json.
+
+    Raises:
+        InputError: it cannot be read, is larger than 100 MB, or is not a JSON object.
+    """
+    document = strict_json(_read_small_file(path, MAX_JSON_BYTES), file=str(path))
+    if not isinstance(document, dict):
+        raise InputError(f"{path} is not a JSON object; download it again")
+    return document
+
+
 def find_tensor(source: Source, name: str) -> TensorInfo:
     """The entry of one tensor.
 
@@ -447,7 +459,7 @@ def fingerprint(tensors: Mapping[str, TensorInfo], digests: Mapping[str, str]) -
 
 def _open_folder(folder: Path, index_name: str | None) -> Checkpoint:
     names = sorted(os.listdir(folder))
-    config = _read_config(folder / "config.json") if "config.json" in names else None
+    config = read_json_object(folder / "config.json") if "config.json" in names else None
     index_name = index_name or _choose_index(folder, names)
     index: tuple[str, bytes] | None = None
     weight_map: dict[str, str] | None = None
@@ -556,13 +568,6 @@ def _check_index(index: Path, weight_map: Mapping[str, str], shards: Sequence[Sh
                 f"{index.parent / file} holds tensor {name!r}, which {index.name} does not list; "
                 "download both again, they are of different versions"
             )
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    config = strict_json(_read_small_file(path, MAX_JSON_BYTES), file=str(path))
-    if not isinstance(config, dict):
-        raise InputError(f"{path} is not a JSON object; download it again")
-    return config
 
 
 def _sort_other_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:

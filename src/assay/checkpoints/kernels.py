@@ -31,9 +31,10 @@ TILE = 4096  # elements worked on at once: the buffers of one tile stay in the f
 SLACK = 72  # room past the end of words and positions, for the last whole vector and the last batch
 LARGEST_BFLOAT16 = float(np.array(0x7F7F0000, np.uint32).view(np.float32))
 
-# Layout of the result arrays of `encode`: float64 [4, rows], float64 [4], int64 [6] and int64 [6].
+# Layout of the result arrays of `encode`: float64 [4, rows], float64 [6], int64 [6] and int64 [6].
 ENERGY, VARIANCE, PROXY, REALISED = range(4)
-BASE_ENERGY, DELTA_ENERGY, LARGEST_DELTA, LARGEST_VALUE = range(4)
+BASE_ENERGY, DELTA_ENERGY, LARGEST_DELTA, LARGEST_VALUE, DELTA_FOURTH, STEP_FOURTH = range(6)
+TOTALS = 6
 KEPT, CHANGED, BASE_NONFINITE, FINETUNED_NONFINITE, UNCODABLE, OVERFLOW = range(6)
 EVENTS = 6
 
@@ -60,34 +61,46 @@ def _square_sum(bits, begin, end, lanes):
 
 @njit(nogil=True, error_model="numpy")
 def _span_sums(delta, words, begin, end, last, inverse_step, lanes):
-    """Sums of th (1 - th), and of d^2 over the dropped."""
+    """Sums of th (1 - th), of d^2 over the dropped, and of d^4."""
     stop = span_lanes(delta, words, begin, end, last, inverse_step, lanes)
     for i in range(stop, end):
         x = np.float64(delta[i])
         theta = _fraction(abs(x) * inverse_step)
         lanes[i - stop] += theta * (1.0 - theta)
+        square = x * x
         if words[i] > last:
-            lanes[i - stop + LANES] += x * x
-    return _fold(lanes, 0), _fold(lanes, LANES)
+            lanes[i - stop + LANES] += square
+        lanes[i - stop + 2 * LANES] += square * square
+    return _fold(lanes, 0), _fold(lanes, LANES), _fold(lanes, 2 * LANES)
 
 
 @njit(nogil=True, error_model="numpy")
 def _bfloat16_sums(delta, words, begin, end, last, lanes):
-    """Sums of (hi - |d|)(|d| - lo), of (hi - lo)^2, and of d^2 over the dropped."""
+    """Sums of (hi - |d|)(|d| - lo), of (hi - lo)^2, of d^2 over the dropped, of d^4, and of (hi - lo)^4."""
     stop = bfloat16_lanes(delta, words, begin, end, last, lanes)
     for i in range(stop, end):
         x = np.float64(delta[i])
         low, high = _bfloat16_neighbours(abs(delta[i]))
         lanes[i - stop] += (high - abs(x)) * (abs(x) - low)
-        lanes[i - stop + LANES] += (high - low) * (high - low)
+        square, step_square = x * x, (high - low) * (high - low)
+        lanes[i - stop + LANES] += step_square
         if words[i] > last:
-            lanes[i - stop + 2 * LANES] += x * x
-    return _fold(lanes, 0), _fold(lanes, LANES), _fold(lanes, 2 * LANES)
+            lanes[i - stop + 2 * LANES] += square
+        lanes[i - stop + 3 * LANES] += square * square
+        lanes[i - stop + 4 * LANES] += step_square * step_square
+    return (
+        _fold(lanes, 0),
+        _fold(lanes, LANES),
+        _fold(lanes, 2 * LANES),
+        _fold(lanes, 3 * LANES),
+        _fold(lanes, 4 * LANES),
+    )
 
 
 @njit(nogil=True, error_model="numpy")
 def _weighted_sums(delta, words, begin, end, last, inverse_step, weight, column, lanes):
-    """Weighted sums of V, of the squared step, of d^2 over the dropped; the plain sum of d^2.
+    """Weighted sums of V, of the squared step, of d^2 over the dropped; the plain sum of d^2; and, with squared
+    weights, of d^4 and of the step's fourth power.
 
     For a span, ``inverse_step`` >= 0, V and the step are in units of the step (th (1 - th) and 1); for
     bfloat16, ``inverse_step`` < 0, they are (hi - |d|)(|d| - lo) and hi - lo.
@@ -101,14 +114,26 @@ def _weighted_sums(delta, words, begin, end, last, inverse_step, weight, column,
             theta = _fraction(abs(x) * inverse_step)
             lanes[lane] += w * (theta * (1.0 - theta))
             lanes[lane + LANES] += w
+            lanes[lane + 5 * LANES] += w * w
         else:
             low, high = _bfloat16_neighbours(abs(delta[i]))
             lanes[lane] += w * ((high - abs(x)) * (abs(x) - low))
-            lanes[lane + LANES] += w * ((high - low) * (high - low))
+            step_square = w * ((high - low) * (high - low))
+            lanes[lane + LANES] += step_square
+            lanes[lane + 5 * LANES] += step_square * step_square
+        square = w * (x * x)
         if words[i] > last:
-            lanes[lane + 2 * LANES] += w * (x * x)
+            lanes[lane + 2 * LANES] += square
         lanes[lane + 3 * LANES] += x * x
-    return _fold(lanes, 0), _fold(lanes, LANES), _fold(lanes, 2 * LANES), _fold(lanes, 3 * LANES)
+        lanes[lane + 4 * LANES] += square * square
+    return (
+        _fold(lanes, 0),
+        _fold(lanes, LANES),
+        _fold(lanes, 2 * LANES),
+        _fold(lanes, 3 * LANES),
+        _fold(lanes, 4 * LANES),
+        _fold(lanes, 5 * LANES),
+    )
 
 
 @njit(nogil=True, error_model="numpy")
@@ -333,7 +358,7 @@ def encode(
     words = np.empty(tile + SLACK, np.uint32)
     mask = np.ones(tile, np.uint32)  # stands in for the words where they do not decide: 1 > last = 0 is dropped
     index = np.empty(tile + SLACK, np.int32)
-    lanes = np.zeros(4 * LANES)
+    lanes = np.zeros(6 * LANES)
     x = np.empty(tile)
     dither = np.empty(tile)
     value = np.empty(tile, np.float32)
@@ -398,15 +423,17 @@ def encode(
                 end = min(span_hi, (row + 1) * columns - lo)
                 if weighted:
                     column = lo + at - row * columns
-                    spread, steps, dropped, energy = _weighted_sums(
+                    spread, steps, dropped, energy, fourth, step_fourth = _weighted_sums(
                         d, compared, at, end, last, inverse_step, weight, column, lanes
                     )
                     totals[DELTA_ENERGY] += energy
                 elif quantised:
-                    spread, dropped = _span_sums(d, compared, at, end, last, inverse_step, lanes)
-                    steps = np.float64(end - at)
+                    spread, dropped, fourth = _span_sums(d, compared, at, end, last, inverse_step, lanes)
+                    steps = step_fourth = np.float64(end - at)
                 else:
-                    spread, steps, dropped = _bfloat16_sums(d, compared, at, end, last, lanes)
+                    spread, steps, dropped, fourth, step_fourth = _bfloat16_sums(
+                        d, compared, at, end, last, lanes
+                    )
                 begin = summed_to
                 while summed_to < found and index[summed_to] < end:
                     summed_to += 1
@@ -420,6 +447,8 @@ def encode(
                 rows[VARIANCE, row] += spread * (step * step)
                 rows[PROXY, row] += steps * (step * step) * 0.25
                 rows[REALISED, row] += dropped + realised
+                totals[DELTA_FOURTH] += fourth
+                totals[STEP_FOURTH] += step_fourth * (step * step) * (step * step)
                 at = end
                 row += 1
 

@@ -105,7 +105,8 @@ def square_lanes(_: Any, bits: Any, begin: Any, end: Any, lanes: Any) -> Any:
 
 @intrinsic
 def span_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, inverse_step: Any, lanes: Any) -> Any:
-    """th (1 - th) with th = frac(|d| * inverse_step), into ``lanes[0:16]``; d^2 where word > last, into [16:32]."""
+    """th (1 - th) with th = frac(|d| * inverse_step), into ``lanes[0:16]``; d^2 where word > last, into [16:32];
+    d^4 into [32:48]."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         limit, inverse = _splat(builder, args[4]), _splat(builder, args[5])
@@ -115,11 +116,12 @@ def span_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, 
             a = builder.fmul(_unary(builder, "fabs", x), inverse)
             theta = builder.fsub(a, _unary(builder, "floor", a))
             spread = builder.fmul(theta, builder.fsub(_constant(_DOUBLE, 1.0), theta))
-            return [spread, _dropped_square(builder, x, w, limit)]
+            square = builder.fmul(x, x)
+            return [spread, _where_dropped(builder, square, w, limit), builder.fmul(square, square)]
 
         kinds = signature.args
         arrays = list(zip(kinds[:2], args[:2], strict=True))
-        return _generate(context, builder, arrays, args[2:4], (kinds[6], args[6]), 2, terms)
+        return _generate(context, builder, arrays, args[2:4], (kinds[6], args[6]), 3, terms)
 
     bound = types.int64
     return types.int64(delta, words, bound, bound, types.uint32, types.float64, lanes), generate
@@ -144,7 +146,7 @@ def survivor_lanes(_: Any, x: Any, value: Any, begin: Any, end: Any, lanes: Any)
 @intrinsic
 def bfloat16_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, lanes: Any) -> Any:
     """With lo <= |d| <= hi the nearest bfloat16 values: (hi - |d|)(|d| - lo) into ``lanes[0:16]``, (hi - lo)^2
-    into [16:32]; d^2 where word > last, into [32:48]."""
+    into [16:32]; d^2 where word > last, into [32:48]; d^4 into [48:64], and (hi - lo)^4 into [64:80]."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         limit = _splat(builder, args[4])
@@ -155,19 +157,20 @@ def bfloat16_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: A
             size = _unary(builder, "fabs", x)
             step = builder.fsub(high, low)
             spread = builder.fmul(builder.fsub(high, size), builder.fsub(size, low))
-            return [spread, builder.fmul(step, step), _dropped_square(builder, x, w, limit)]
+            square, step_square = builder.fmul(x, x), builder.fmul(step, step)
+            dropped = _where_dropped(builder, square, w, limit)
+            fourths = [builder.fmul(square, square), builder.fmul(step_square, step_square)]
+            return [spread, step_square, dropped, *fourths]
 
         kinds = signature.args
         arrays = list(zip(kinds[:2], args[:2], strict=True))
-        return _generate(context, builder, arrays, args[2:4], (kinds[5], args[5]), 3, terms)
+        return _generate(context, builder, arrays, args[2:4], (kinds[5], args[5]), 5, terms)
 
     return types.int64(delta, words, types.int64, types.int64, types.uint32, lanes), generate
 
 
-def _dropped_square(builder: Builder, x: Value, w: Value, limit: Value) -> Value:
-    return builder.select(
-        builder.icmp_unsigned(">", w, limit), builder.fmul(x, x), _constant(_DOUBLE, 0.0)
-    )
+def _where_dropped(builder: Builder, square: Value, w: Value, limit: Value) -> Value:
+    return builder.select(builder.icmp_unsigned(">", w, limit), square, _constant(_DOUBLE, 0.0))
 
 
 def _bfloat16_neighbours(builder: Builder, size: Value) -> tuple[Value, Value]:

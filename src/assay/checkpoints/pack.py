@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from assay.checkpoints import certificate as certificates
-from assay.checkpoints import codec, delta
-from assay.checkpoints.adapters import is_adapter, open_adapter
-from assay.checkpoints.calibrate import Moments, collect_moments, load_moments
+from assay.checkpoints import delta
+from assay.checkpoints.collect import TensorSums, alias_key, alias_of, plan_record
 from assay.checkpoints.encode import (
     DigestTask,
     EncodedRows,
@@ -33,24 +32,21 @@ from assay.checkpoints.encode import (
 )
 from assay.checkpoints.engine import ordered
 from assay.checkpoints.header import TensorInfo, build_header
-from assay.checkpoints.io import compare_layouts, fingerprint, open_checkpoint, refuse_quantised
+from assay.checkpoints.io import fingerprint
+from assay.checkpoints.job import Job, identity_of, open_job, output_layout, refuse_retrained
 from assay.checkpoints.journal import Journal, PartialData
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, require_space
-from assay.checkpoints.plan import LOSSY, Settings, TensorPlan, plan_tensors
-from assay.core.certificate import Certificate, Subject
+from assay.checkpoints.plan import LOSSY, Settings, TensorPlan
+from assay.core.certificate import Certificate
 from assay.core.errors import InputError
-from assay.missions.dare.algorithm import tail_threshold
+from assay.missions.dare.algorithm.tails import tail_threshold
 from assay.numerics.philox import key_for
 
 Progress = Callable[[int, int, str], None]
 
-RETRAINED = 0.8
-"""Delta norm over base norm from which a pair is taken for two trainings rather than a fine-tune."""
-
 SPARSE = 0.5
 """Share of changed entries below which a delta is called sparse already: dropping it again decays it."""
 
-_PROBE_ROWS = 64
 _COPY_BYTES = 1 << 22
 
 
@@ -136,252 +132,19 @@ def pack(
     )
     if tails not in ("ks", "chernoff", "lattice"):
         raise InputError(f"the tail bound {tails!r} is none of ks, chernoff, lattice")
-    job = _open(finetuned, base, settings, calibration, moments)
+    job = open_job(finetuned, base, settings, calibration, moments)
     try:
         target = check_output(out, inputs=[finetuned, base], overwrite=overwrite)
         if not force:
-            _refuse_retrained(job)
-        with _Sink.open(target, _identity(job, tails, bool(certificate)), dry_run) as sink:
+            refuse_retrained(job)
+        with _Sink.open(target, identity_of(job, tails, bool(certificate)), dry_run) as sink:
             return _pack(job, sink, target, tails, certificate, workers, engine, progress or _silent)
     finally:
-        job.finetuned.close()
-        job.base.close()
+        job.close()
 
 
 def _silent(done: int, total: int, what: str) -> None:
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Both sides, the plans and the moments."""
-
-    base: Any
-    finetuned: Any
-    settings: Settings
-    plans: tuple[TensorPlan, ...]
-    absent: tuple[TensorInfo, ...]
-    moments: Moments | None
-    moments_name: str
-
-    def weight(self, plan: TensorPlan) -> np.ndarray | None:
-        """The second moments of the tensor's inputs, per column; None for unit ones."""
-        return self.moments.diagonal(plan.name) if self.calibrated(plan) and self.moments else None
-
-    def moment(self, plan: TensorPlan) -> np.ndarray | None:
-        """Their full matrix, where it was kept."""
-        if self.moments is None or not self.calibrated(plan):
-            return None
-        value = self.moments.values[plan.name]
-        return value if value.ndim == 2 else None
-
-    def calibrated(self, plan: TensorPlan) -> bool:
-        """Whether the tensor's inputs meet its columns and were measured."""
-        return (
-            self.moments is not None
-            and plan.treatment in LOSSY
-            and plan.name in self.moments
-            and self.moments.axes[plan.name] == 1
-        )
-
-
-def _open(
-    finetuned: str | os.PathLike[str],
-    base: str | os.PathLike[str],
-    settings: Settings,
-    calibration: str | os.PathLike[str] | None,
-    moments: str | os.PathLike[str] | None,
-) -> _Job:
-    base_source = open_checkpoint(base)
-    refuse_quantised(base_source)
-    tuned: Any = open_adapter(finetuned, base_source) if is_adapter(finetuned) else open_checkpoint(finetuned)
-    refuse_quantised(tuned)
-    layout = compare_layouts(base_source, tuned)
-    for name in tuned.tensors:
-        if name.startswith(delta.PREFIX):
-            raise InputError(f"{tuned.path} has a tensor called {name!r}; rename it: 'assay.*' is taken in a delta")
-    plans = plan_tensors(base_source, tuned, layout, settings)
-    measured, name = _moments(finetuned, calibration, moments)
-    if measured is not None:
-        measured.check(tuned.tensors)
-    job = _Job(
-        base_source, tuned, settings, plans, tuple(base_source.tensors[n] for n in layout.missing), measured, name
-    )
-    for plan in plans:
-        needs = "a chosen mask" if plan.treatment == "masked" else "the optimal rescale" if plan.rescale is None else ""
-        if plan.treatment == "masked" and job.moment(plan) is None:
-            raise InputError(
-                f"{needs} needs the second moments of {plan.name!r}'s inputs; give --calibrate FILE.txt or --moments, "
-                f"or leave the tensor out with --exclude"
-            )
-        biased = plan.treatment in LOSSY and plan.rescale != plan.threshold / (1 << 32)
-        if biased and job.calibrated(plan) and job.moment(plan) is None:
-            raise InputError(
-                f"a rescale other than 'dare' needs the full second moment of {plan.name!r}'s inputs, and only the "
-                f"diagonal was kept; calibrate with a larger diagonal_above, or use --rescale dare"
-            )
-    return job
-
-
-def _moments(
-    finetuned: str | os.PathLike[str],
-    calibration: str | os.PathLike[str] | None,
-    moments: str | os.PathLike[str] | None,
-) -> tuple[Moments | None, str]:
-    if calibration is not None and moments is not None:
-        raise InputError("give a calibration text or ready-made moments, not both")
-    if moments is not None:
-        return load_moments(moments), "sha256:" + Subject.of_file(moments).sha256
-    if calibration is None:
-        return None, "unit"
-    path = Path(calibration)
-    if not path.is_file():
-        raise InputError(f"there is no calibration text {path}")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise InputError(f"the calibration text {path} is not UTF-8; convert it first") from None
-    measured = collect_moments(finetuned, [line for line in lines if line.strip()])
-    digest = hashlib.sha256()
-    for name in sorted(measured.values):
-        digest.update(name.encode() + b"\0" + np.ascontiguousarray(measured.values[name]).tobytes())
-    return measured, "sha256:" + digest.hexdigest()
-
-
-def _refuse_retrained(job: _Job) -> None:
-    """A look at a few rows of each tensor: two trainings differ by as much as the model is large."""
-    changed = whole = 0.0
-    for plan in job.plans:
-        if plan.treatment in LOSSY:
-            stop = min(plan.base_rows, max(1, min(_PROBE_ROWS, (1 << 20) // max(1, plan.info.columns))))
-            assert plan.base is not None
-            old, _ = read_base_rows(job.base, plan.base, plan.info, 0, stop)
-            new = job.finetuned.read_rows(plan.name, 0, stop)
-            changed += _square_sum(difference(old, new, plan.info.dtype))
-            whole += _square_sum(difference(np.zeros_like(old), old, plan.info.dtype))
-    ratio = math.sqrt(changed / whole) if whole else 0.0
-    if ratio >= RETRAINED:
-        raise InputError(
-            f"{job.finetuned.path} is no fine-tune of {job.base.path}: their difference is {ratio:.2f} times as large as "
-            f"the base itself; check the pair, or use --force"
-        )
-
-
-def _square_sum(values: np.ndarray) -> float:
-    finite = np.where(np.isfinite(values), values, 0).astype(np.float64)
-    return float(np.einsum("ij,ij->", finite, finite))
-
-
-def _identity(job: _Job, tails: str, certified: bool) -> dict[str, Any]:
-    """All that determines the output, cheap to compute: a journal of another identity is started over."""
-
-    def source(side: Any) -> list[Any]:
-        return [[s.file, s.size, s.modified_ns, hashlib.sha256(s.header).hexdigest()] for s in side.shards]
-
-    settings = {f.name: str(getattr(job.settings, f.name)) for f in dataclasses.fields(job.settings)}
-    return {
-        "verb": "pack",
-        "version": delta.VERSION,
-        "base": [str(job.base.path), source(job.base)],
-        "finetuned": [str(job.finetuned.path), source(job.finetuned)],
-        "settings": settings,
-        "moments": job.moments_name,
-        "tails": tails,
-        "certified": certified,
-    }
-
-
-class _Sums:
-    """Running sums over the blocks of one tensor."""
-
-    def __init__(self, plan: TensorPlan) -> None:
-        self.plan = plan
-        self.blocks: list[int] = []
-        self.checks: list[bytes] = []
-        self.finetuned_checks: list[bytes] = []
-        self.same = plan.base is not None and plan.base_rows == plan.info.rows
-        self.kept = self.changed = self.entries = 0
-        self.signal = self.energy = self.variance = self.realised = 0.0
-        self.delta_fourth = self.step_fourth = self.delta_energy = self.base_energy = 0.0
-        self.proxy_max = self.proxy_sum = self.proxy_square_sum = 0.0
-        self.worst_row, self.worst_step_proxy = 0, 0.0
-        self.guarantee: float | None = None
-        self._row = 0
-
-    def add(self, rows: EncodedRows) -> None:
-        """Take a block in."""
-        self.blocks.append(len(rows.payload))
-        self.same = self.same and rows.same
-        self.finetuned_checks.append(rows.finetuned_check)
-        if rows.check is not None:
-            self.checks.append(rows.check)
-        if rows.guarantee is not None:
-            self.guarantee = rows.guarantee
-        stats = rows.stats
-        if stats is None:
-            return
-        self._refuse_uncodable(stats)
-        self.kept += stats.kept
-        self.changed += stats.changed
-        self.signal += rows.signal
-        self.energy += float(stats.row_energy.sum())
-        self.variance += float(stats.row_quantiser_variance.sum())
-        self.realised += float(stats.row_realised.sum())
-        self.delta_fourth += stats.delta_fourth
-        self.step_fourth += stats.step_fourth
-        self.delta_energy += stats.delta_energy
-        self.base_energy += stats.base_energy
-        if self.plan.rescale is not None:
-            self._add_proxies(stats)
-        self._row += len(stats.row_energy)
-
-    def _add_proxies(self, stats: codec.BlockStats) -> None:
-        assert self.plan.rescale is not None
-        proxies = certificates.row_proxies(
-            stats.row_energy, stats.row_quantiser_proxy, self.plan.drop_prob, self.plan.rescale
-        )
-        worst = int(proxies.argmax())
-        if float(proxies[worst]) > self.proxy_max:
-            self.proxy_max = float(proxies[worst])
-            self.worst_row = self._row + worst
-            self.worst_step_proxy = float(stats.row_quantiser_proxy[worst])
-        self.proxy_sum += float(proxies.sum())
-        self.proxy_square_sum += float(proxies @ proxies)
-
-    def _refuse_uncodable(self, stats: codec.BlockStats) -> None:
-        name, dtype = self.plan.name, self.plan.info.dtype
-        keep = f"repair the tensor, or keep it exactly with --exclude {name!r}"
-        for side, count, first in (
-            ("base", stats.base_nonfinite, stats.first_base_nonfinite),
-            ("fine-tuned checkpoint", stats.finetuned_nonfinite, stats.first_finetuned_nonfinite),
-        ):
-            if count:
-                raise InputError(
-                    f"tensor {name!r} of the {side} holds NaN or infinity in a block ({count} entries, the first at "
-                    f"index {first}); {keep}"
-                )
-        if stats.uncodable:
-            raise InputError(f"tensor {name!r} changes by more than a bfloat16 can hold at {stats.first_uncodable}; {keep}")
-        if stats.overflow:
-            raise InputError(
-                f"tensor {name!r} would overflow {dtype} at index {stats.first_overflow} ({stats.overflow} entries in a "
-                f"block): a survivor is divided by {self.plan.rescale:g}; lower --drop, raise --rescale, or use --exclude {name!r}"
-            )
-
-    def facts(self, calibrated: bool, full: bool) -> certificates.Facts:
-        """The sums as the certificate's facts; with unit moments the signal is the energy."""
-        signal = self.energy if not calibrated else self.signal if full else None
-        return certificates.Facts(
-            signal,
-            self.energy,
-            self.variance,
-            self.realised,
-            self.proxy_max,
-            self.proxy_sum,
-            self.proxy_square_sum,
-            self.delta_fourth,
-            self.step_fourth,
-        )
 
 
 @dataclass(slots=True)
@@ -429,7 +192,7 @@ class _Sink:
 
 
 def _pack(
-    job: _Job,
+    job: Job,
     sink: _Sink,
     target: Path,
     tails: str,
@@ -453,7 +216,7 @@ def _pack(
         original = aliases.setdefault(tuple(entry["alias"]), plan.name) if entry["alias"] else plan.name
         if original != plan.name:
             sink.take_back(entry.pop("begin"))
-            entry = _alias_of(entry, original)
+            entry = alias_of(entry, original)
         entry.pop("begin", None)
         sink.record(plan.name, entry)
         position += plan.info.nbytes
@@ -461,7 +224,7 @@ def _pack(
     return _finish(job, plans, sink, target, certificate)
 
 
-def _largest_size(job: _Job) -> int:
+def _largest_size(job: Job) -> int:
     """An upper bound on the delta's size, from the plans alone."""
     size = 1 << 16
     for plan in job.plans:
@@ -475,7 +238,7 @@ def _largest_size(job: _Job) -> int:
 
 
 def _with_optimal_rescales(
-    job: _Job, workers: int | None, engine: str, progress: Progress
+    job: Job, workers: int | None, engine: str, progress: Progress
 ) -> tuple[TensorPlan, ...]:
     """Fill in q* = (1-p) + (pB + V)/A, which a first pass over the tensors measures (claim ``dare.optimal_rescale``)."""
     unknown = [plan for plan in job.plans if plan.rescale is None]
@@ -486,7 +249,7 @@ def _with_optimal_rescales(
     known: dict[str, TensorPlan] = {}
     for number, (plan, measuring) in enumerate(zip(unknown, measured, strict=True)):
         progress(number, len(unknown), f"measuring {plan.name}")
-        sums = _Sums(measuring)
+        sums = TensorSums(measuring)
         for rows in _blocks(job, measuring, results):
             sums.add(rows)
         facts = sums.facts(job.calibrated(plan), job.moment(plan) is not None)
@@ -495,7 +258,7 @@ def _with_optimal_rescales(
     return tuple(known.get(plan.name, plan) for plan in job.plans)
 
 
-def _tasks(job: _Job, plans: Iterable[TensorPlan], certified: bool) -> Iterator[EncodeTask | DigestTask]:
+def _tasks(job: Job, plans: Iterable[TensorPlan], certified: bool) -> Iterator[EncodeTask | DigestTask]:
     for plan in plans:
         if certified:
             yield DigestTask(job.finetuned, plan.name)
@@ -504,7 +267,7 @@ def _tasks(job: _Job, plans: Iterable[TensorPlan], certified: bool) -> Iterator[
         yield from encode_tasks(_whole(job, plan))
 
 
-def _whole(job: _Job, plan: TensorPlan) -> EncodeTask:
+def _whole(job: Job, plan: TensorPlan) -> EncodeTask:
     return EncodeTask(
         job.base,
         job.finetuned,
@@ -518,13 +281,13 @@ def _whole(job: _Job, plan: TensorPlan) -> EncodeTask:
     )
 
 
-def _blocks(job: _Job, plan: TensorPlan, results: Iterator[Any]) -> Iterator[EncodedRows]:
+def _blocks(job: Job, plan: TensorPlan, results: Iterator[Any]) -> Iterator[EncodedRows]:
     for _ in encode_tasks(_whole(job, plan)):
         yield from next(results)
 
 
 def _collect(
-    job: _Job, plan: TensorPlan, results: Iterator[Any], sink: _Sink, certified: bool, tails: str
+    job: Job, plan: TensorPlan, results: Iterator[Any], sink: _Sink, certified: bool, tails: str
 ) -> dict[str, Any]:
     """Take in one tensor's results: its payload into the sink, its plan and certificate records returned."""
     digests = {}
@@ -532,7 +295,7 @@ def _collect(
         digests["finetuned"] = next(results)
         if plan.name in job.base.tensors:
             digests["base"] = next(results)
-    sums, begin = _Sums(plan), sink.end
+    sums, begin = TensorSums(plan), sink.end
     for rows in _blocks(job, plan, results):
         sink.append(rows.payload)
         sums.add(rows)
@@ -556,59 +319,15 @@ def _collect(
     lossy = treatment in LOSSY
     return {
         "begin": begin,
-        "plan": _plan_record(plan, treatment, sums),
+        "plan": plan_record(plan, treatment, sums),
         "certificate": record if certified else None,
         "energies": [sums.delta_energy, sums.base_energy] if lossy else [0.0, 0.0],
         "changed": [sums.changed, plan.info.count] if lossy else [0, 0],
-        "alias": _alias_key(plan, sums),
+        "alias": alias_key(plan, sums),
     }
 
 
-def _plan_record(plan: TensorPlan, treatment: str, sums: _Sums) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "name": plan.name,
-        "dtype": plan.info.dtype,
-        "shape": list(plan.info.shape),
-        "treatment": treatment,
-    }
-    if plan.base is not None:
-        record["check"] = delta.quick_digest(sums.checks)
-        if plan.base.dtype != plan.info.dtype:
-            record["base_dtype"] = plan.base.dtype
-        if plan.base_rows != plan.info.rows:
-            record["base_rows"] = plan.base_rows
-    if treatment in LOSSY:
-        assert plan.rescale is not None
-        record |= {
-            "threshold": plan.threshold,
-            "rescale": float(plan.rescale).hex(),
-            "bits": plan.bits,
-            "span": plan.span,
-        }
-    if sums.blocks:
-        record["blocks"] = sums.blocks
-    return record
-
-
-def _alias_key(plan: TensorPlan, sums: _Sums) -> list[str]:
-    """What two tied tensors have in common; empty for tensors that cannot be tied."""
-    if plan.base is None or plan.base.dtype != plan.info.dtype or len(plan.info.shape) < 2:
-        return []
-    content = (delta.quick_digest(side) for side in (sums.finetuned_checks, sums.checks))
-    return [plan.info.dtype, str(plan.info.shape), *content]
-
-
-def _alias_of(entry: dict[str, Any], original: str) -> dict[str, Any]:
-    plan = {k: entry["plan"][k] for k in ("name", "dtype", "shape", "check") if k in entry["plan"]}
-    record = entry["certificate"]
-    if record is not None:
-        record = {k: record[k] for k in ("name", "dtype", "shape", "finetuned", "base") if k in record}
-        record["treatment"] = "alias"
-    tied = {"plan": plan | {"treatment": "alias", "of": original}, "certificate": record}
-    return entry | tied | {"energies": [0.0, 0.0], "changed": [0, 0]}
-
-
-def _largest_output(job: _Job, plan: TensorPlan, sums: _Sums, tails: str) -> list[dict[str, Any]]:
+def _largest_output(job: Job, plan: TensorPlan, sums: TensorSums, tails: str) -> list[dict[str, Any]]:
     """A sharper bound for the output with the largest proxy, from that row's own coefficients."""
     if tails == "ks" or not sums.proxy_max or not 0 < plan.drop_prob < 1 or plan.base is None:
         return []
@@ -630,18 +349,25 @@ def _largest_output(job: _Job, plan: TensorPlan, sums: _Sums, tails: str) -> lis
         noise_proxy=sums.worst_step_proxy / plan.rescale**2,
     )
     name = "lattice" if tails == "lattice" else "chernoff"
-    return [{"what": "largest-output", "row": row, "method": name, "threshold": (bound.threshold * (1 + 2.0**-40)).hex()}]
+    return [
+        {
+            "what": "largest-output",
+            "row": row,
+            "method": name,
+            "threshold": (bound.threshold * (1 + 2.0**-40)).hex(),
+        }
+    ]
 
 
 def _finish(
-    job: _Job,
+    job: Job,
     plans: Sequence[TensorPlan],
     sink: _Sink,
     target: Path,
     certificate: bool | str | os.PathLike[str],
 ) -> PackReport:
     entries = [sink.done[plan.name] for plan in plans]
-    content, folder_plan = _output_layout(job)
+    content, folder_plan = output_layout(job)
     tensors = [e["plan"] for e in entries] + [_absent(info) for info in job.absent]
     plan = {"seed": str(job.settings.seed), "tensors": tensors, **folder_plan}
     payload = [(e["plan"]["name"], sum(e["plan"].get("blocks", []))) for e in entries]
@@ -662,7 +388,8 @@ def _finish(
     head += content
     checks = {t["name"]: t["check"] for t in tensors if "check" in t}
     header = build_header(
-        [(name, "U8", (len(data),)) for name, data in head] + [(name, "U8", (size,)) for name, size in payload if size],
+        [(name, "U8", (len(data),)) for name, data in head]
+        + [(name, "U8", (size,)) for name, size in payload if size],
         delta.metadata(payload_id, delta.quick_fingerprint(checks)),
     )
     size = 8 + len(header) + sum(len(data) for _, data in head) + sum(size for _, size in payload)
@@ -672,7 +399,7 @@ def _finish(
             for name, data in head:
                 writer.append(name, data)
             _copy(sink.journal.data, payload, writer)
-        if sealed is not None and certificate is not True:
+        if sealed is not None and not isinstance(certificate, bool):
             sealed.save(Path(certificate))
         sink.journal.discard()
     changed, whole = (sum(e["energies"][side] for e in entries) for side in (0, 1))
@@ -707,31 +434,9 @@ def _copy(data: PartialData, payload: Sequence[tuple[str, int]], writer: Checkpo
         position += size
 
 
-def _output_layout(job: _Job) -> tuple[list[tuple[str, bytes]], dict[str, Any]]:
-    """Headers, index and carried files of the output, as tensors of the delta and as lines of its plan."""
-    source = job.finetuned
-    content = [(f"assay.header.{n}", delta.deflate(shard.header)) for n, shard in enumerate(source.shards)]
-    plan: dict[str, Any] = {
-        "files": [{"name": shard.file, "bytes": len(shard.header)} for shard in source.shards],
-        "folder": source.is_folder,
-        "index": None,
-        "carried": [],
-    }
-    if source.index is not None:
-        name, data = source.index
-        plan["index"] = {"name": name, "bytes": len(data)}
-        content.append((delta.INDEX, delta.deflate(data)))
-    for number, name in enumerate(source.carried):
-        data = source.read_carried(name)
-        from_base = name in job.base.carried and job.base.read_carried(name) == data
-        line = {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        plan["carried"].append(line | {"from": "base" if from_base else "delta"})
-        if not from_base:
-            content.append((f"assay.carried.{number}", delta.deflate(data)))
-    return content, plan
-
-
-def _subjects(job: _Job, records: Sequence[Mapping[str, Any]], payload_id: str, payload: int) -> list[dict[str, Any]]:
+def _subjects(
+    job: Job, records: Sequence[Mapping[str, Any]], payload_id: str, payload: int
+) -> list[dict[str, Any]]:
     subjects = []
     for side, source in (("base", job.base), ("finetuned", job.finetuned)):
         known = {r["name"]: r[side] for r in records if side in r}
@@ -741,7 +446,7 @@ def _subjects(job: _Job, records: Sequence[Mapping[str, Any]], payload_id: str, 
     return [*subjects, {"name": "payload", "sha256": payload_id, "bytes": payload}]
 
 
-def _warnings(job: _Job, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _warnings(job: Job, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     changed, count = (sum(e["changed"][i] for e in entries) for i in (0, 1))
     if count and changed < SPARSE * count and not job.settings.lossless:
         yield (
@@ -753,6 +458,10 @@ def _warnings(job: _Job, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         heads = [p.name for p in job.plans if p.name.endswith(("lm_head.weight", "embed_tokens.weight"))]
         if len(heads) > 1:
             yield f"config.json ties the output layer to the embedding, but {' and '.join(heads)} differ; both are kept"
-    uncalibrated = [p.name for p in job.plans if job.moments is not None and p.treatment in LOSSY and not job.calibrated(p)]
+    uncalibrated = [
+        p.name
+        for p in job.plans
+        if job.moments is not None and p.treatment in LOSSY and not job.calibrated(p)
+    ]
     if uncalibrated:
         yield f"{len(uncalibrated)} tensors have no measured inputs and are reported for unit ones, {uncalibrated[0]!r} among them"

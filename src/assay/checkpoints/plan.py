@@ -66,7 +66,9 @@ class Settings:
                 f"the drop probability {float(self.drop_prob):g} is outside [0, 1]; 0.9 drops nine entries in ten"
             )
         if self.bits not in BITS:
-            raise InputError(f"survivors of {self.bits} bits are not offered; choose one of {', '.join(map(str, BITS))}")
+            raise InputError(
+                f"survivors of {self.bits} bits are not offered; choose one of {', '.join(map(str, BITS))}"
+            )
         if self.mask not in MASKS:
             raise InputError(f"the mask {self.mask!r} is none of {', '.join(MASKS)}")
         if self.coding not in CODINGS:
@@ -74,7 +76,9 @@ class Settings:
         if isinstance(self.rescale, str) and self.rescale not in ("dare", "optimal"):
             raise InputError(f"the rescale {self.rescale!r} is neither 'dare', 'optimal' nor a number")
         if isinstance(self.rescale, float) and not (math.isfinite(self.rescale) and self.rescale > 0):
-            raise InputError(f"the rescale {self.rescale} must be a finite number > 0: survivors are divided by it")
+            raise InputError(
+                f"the rescale {self.rescale} must be a finite number > 0: survivors are divided by it"
+            )
         if self.seed < 0:
             raise InputError(f"the seed {self.seed} must be an integer >= 0")
         if not 0 < self.gamma < 1:
@@ -137,7 +141,9 @@ class TensorPlan:
         return 1 - Fraction(self.threshold, KEEP_ONE)
 
 
-def plan_tensors(base: Source, finetuned: Source, layout: Layout, settings: Settings) -> tuple[TensorPlan, ...]:
+def plan_tensors(
+    base: Source, finetuned: Source, layout: Layout, settings: Settings
+) -> tuple[TensorPlan, ...]:
     """One plan for each tensor of the fine-tuned checkpoint, in file order.
 
     Integer, boolean, scalar and new tensors are exact; tensors of one dimension (norm gains, biases) and
@@ -186,7 +192,9 @@ def _check_patterns(patterns: Sequence[str], source: Source, option: str) -> Non
     for pattern in patterns:
         if not fnmatch.filter(source.tensors, pattern):
             example = next(iter(source.tensors), "none")
-            raise InputError(f"{option} {pattern!r} matches no tensor of {source.path}; a name there is {example!r}")
+            raise InputError(
+                f"{option} {pattern!r} matches no tensor of {source.path}; a name there is {example!r}"
+            )
 
 
 __all__ = ["BITS", "CODINGS", "KEEP_ONE", "LOSSY", "MASKS", "Settings", "TensorPlan", "plan_tensors"]

@@ -39,7 +39,7 @@ class Subject:
     bytes: int
 
     @classmethod
-    def of_file(cls, path: str | Path, name: str | None = None) -> Subject:
+    def of_file(cls, path: str | os.PathLike[str], name: str | None = None) -> Subject:
         """The digest of a file, read in a stream."""
         h, size = hashlib.sha256(), 0
         with open(path, "rb") as file:

@@ -64,7 +64,11 @@ def best_on_a_grid(a, rho, n, budget, points=401):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.lists(st.tuples(positive, st.sampled_from([0.1, 0.6, 1.0, 1.7, 9.0]), st.floats(1, 30)), min_size=2, max_size=2),
+    st.lists(
+        st.tuples(positive, st.sampled_from([0.1, 0.6, 1.0, 1.7, 9.0]), st.floats(1, 30)),
+        min_size=2,
+        max_size=2,
+    ),
     st.floats(0.02, 0.98),
 )
 def test_optimal_rescale_plan(layers, share):

@@ -249,12 +249,19 @@ def test_quantiser_atoms(w, scale, levels, upper, lower, variance):
     mean, spread, _ = naive.atom_moments(atoms)
     assert (mean, spread) == (w, variance)
     assert model.quantiser_variance(w, scale / levels) == variance
-    assert model.quantiser_variance(float(w), float(scale / levels)) == pytest.approx(float(variance), abs=1e-15)
+    assert model.quantiser_variance(float(w), float(scale / levels)) == pytest.approx(
+        float(variance), abs=1e-15
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((2, 1, 1), "outside"), ((0, 0, 1), "scale is 0"), ((0, -1, 1), "scale is -1"), ((0, 1, 0), "levels is 0")],
+    [
+        ((2, 1, 1), "outside"),
+        ((0, 0, 1), "scale is 0"),
+        ((0, -1, 1), "scale is -1"),
+        ((0, 1, 0), "levels is 0"),
+    ],
 )
 def test_quantiser_refuses(arguments, message):
     with pytest.raises(InputError, match=message):
@@ -279,7 +286,11 @@ def test_drop_and_quantise_moments(weights, inputs, p, q, levels, expected):
     assert model.quantised_moments(weights, inputs, p, q, F(1, levels)) == expected
     assert naive.atom_moments(naive.quantised_law(weights, inputs, p, q, F(1), levels)) == expected
     floats = model.quantised_moments(
-        np.array(weights, float), np.array(inputs, float), float(p), float(q), np.full(len(weights), 1 / levels)
+        np.array(weights, float),
+        np.array(inputs, float),
+        float(p),
+        float(q),
+        np.full(len(weights), 1 / levels),
     )
     np.testing.assert_allclose(floats, [float(e) for e in expected], rtol=1e-13, atol=1e-15)
 

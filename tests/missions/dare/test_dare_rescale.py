@@ -38,13 +38,17 @@ probabilities = st.fractions(min_value=F(1, 30), max_value=F(29, 30), max_denomi
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(rationals, min_size=1, max_size=6), probabilities, st.fractions(F(1, 20), 5, max_denominator=20))
+@given(
+    st.lists(rationals, min_size=1, max_size=6), probabilities, st.fractions(F(1, 20), 5, max_denominator=20)
+)
 def test_corollaries(c, p, q):
     output, entry = rescale.output_energies(c)
     best = rescale.compare_rescales(output, entry, p)
     n = len(c)
     assert model.moments(c, p).mean_square == best.dare_error
-    assert best.optimal_error <= rescale.mean_square(output, entry, p, q) == model.moments(c, p, q).mean_square
+    assert (
+        best.optimal_error <= rescale.mean_square(output, entry, p, q) == model.moments(c, p, q).mean_square
+    )
     if output == 0:
         assert best.optimal == math.inf
         return
@@ -73,7 +77,9 @@ def test_refit_is_never_worse():  # (v)
         keep = rng.random(delta.shape) > 0.9
         y, z = x @ delta.T, x @ (delta * keep).T
         r = rescale.refit_scalar(y, z)
-        assert all(np.sum((y - r * z) ** 2) <= np.sum((y - z / q) ** 2) for q in (0.1, 0.5, 1.0, 1 / r + 1e-3))
+        assert all(
+            np.sum((y - r * z) ** 2) <= np.sum((y - z / q) ** 2) for q in (0.1, 0.5, 1.0, 1 / r + 1e-3)
+        )
     assert rescale.refit_scalar([1.0], [0.0]) == 0.0
 
 

@@ -35,8 +35,17 @@ def test_goal_bound(p, n, mean, variance, gamma, value):
 
 @pytest.mark.parametrize(
     "arguments",
-    [(0, 1, 0, 0.5, 0.5), (1, 1, 0, 0.0, 0.5), (1, 1, 0, 1.0, 0.5), (1, 1, 0, 0.5, 0.0), (1, 1, 0, 0.5, 1.0)]
-    + [(1, 1, -1, 0.5, 0.5), (1, math.nan, 0, 0.5, 0.5), (1.5, 1, 0, 0.5, 0.5), (1, 1, 0, 0.5, math.nan)],
+    [
+        (0, 1, 0, 0.5, 0.5),
+        (1, 1, 0, 0.0, 0.5),
+        (1, 1, 0, 1.0, 0.5),
+        (1, 1, 0, 0.5, 0.0),
+        (1, 1, 0, 0.5, 1.0),
+        (1, 1, -1, 0.5, 0.5),
+        (1, math.nan, 0, 0.5, 0.5),
+        (1.5, 1, 0, 0.5, 0.5),
+        (1, 1, 0, 0.5, math.nan),
+    ],
 )
 def test_goal_bound_refuses(arguments):
     with pytest.raises(InputError):
@@ -54,7 +63,9 @@ def test_goal_bound_refuses(arguments):
 )
 def test_tail_bound(p, energy, level, value):
     assert tails.tail_bound(energy, p, level) == pytest.approx(value, rel=1e-13)
-    assert tails.tail_probability([math.sqrt(energy)], p, level, "ks").probability == pytest.approx(value, rel=1e-13)
+    assert tails.tail_probability([math.sqrt(energy)], p, level, "ks").probability == pytest.approx(
+        value, rel=1e-13
+    )
 
 
 T5 = [
@@ -70,7 +81,9 @@ T5 = [
 def test_thresholds_of_small_cases(c, p, gamma, exact, ks, signed, chernoff):
     assert tails.quantile(*model.enumerate_law(list(c), p), gamma) == exact
     for method, value in {"exact": exact, "ks": ks, "signed": signed, "chernoff": chernoff}.items():
-        assert threshold(c, float(p), float(gamma), method) == pytest.approx(value, rel=2e-14, abs=1e-14), method
+        assert threshold(c, float(p), float(gamma), method) == pytest.approx(value, rel=2e-14, abs=1e-14), (
+            method
+        )
     bracket = tails.tail_threshold(c, float(p), float(gamma), "lattice")
     assert bracket.lower <= exact * (1 + 1e-14) <= bracket.threshold * (1 + 1e-13)
 
@@ -131,7 +144,8 @@ def rows():
 
 
 @pytest.mark.parametrize(
-    ("kind", "n", "p", "gamma", "true", "ks", "signed", "chernoff", "lattice", "saddle", "printed"), list(rows())
+    ("kind", "n", "p", "gamma", "true", "ks", "signed", "chernoff", "lattice", "saddle", "printed"),
+    list(rows()),
 )
 def test_table(kind, n, p, gamma, true, ks, signed, chernoff, lattice, saddle, printed):
     rng = np.random.default_rng(1)
@@ -148,12 +162,16 @@ def test_table(kind, n, p, gamma, true, ks, signed, chernoff, lattice, saddle, p
     assert quantile == pytest.approx(true, rel=loose)
     digits = 0.0006 if n == 16 else 0.0015
     for method, ratio in {"ks": ks, "signed": signed, "chernoff": chernoff, "saddlepoint": saddle}.items():
-        assert threshold(c, p, gamma, method) / quantile == pytest.approx(ratio, abs=digits * max(1.0, ratio)), method
+        assert threshold(c, p, gamma, method) / quantile == pytest.approx(
+            ratio, abs=digits * max(1.0, ratio)
+        ), method
     assert bracket.threshold / quantile <= max(lattice + 5e-4, 1.0016)
     if not math.isnan(printed):
         claimed = math.sqrt(2 * p / (1 - p) * float(c @ c) * math.log(2 / gamma))
         assert claimed / quantile == pytest.approx(printed, abs=0.0015)
-        assert (claimed < bracket.lower) == (printed < 1), "printed Theorem 3.1 fails exactly where the table says"
+        assert (claimed < bracket.lower) == (printed < 1), (
+            "printed Theorem 3.1 fails exactly where the table says"
+        )
 
 
 def test_printed_theorem_fails_on_one_coefficient():

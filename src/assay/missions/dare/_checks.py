@@ -30,7 +30,7 @@ def is_exact(*values: Any) -> bool:
     return True
 
 
-def fractions(values: Sequence[Any]) -> list[Fraction]:
+def fractions(values: Any) -> list[Fraction]:
     """Rational entries as Fractions (numpy integers included)."""
     return [Fraction(int(v.numerator), int(v.denominator)) for v in values]
 
@@ -41,11 +41,13 @@ def fraction_per_entry(value: Any, count: int, name: str) -> list[Fraction]:
         return fractions([value]) * count
     entries = fractions(value)
     if len(entries) != count:
-        raise InputError(f"{name} has {len(entries)} entries for {count} coefficients; give one per coefficient")
+        raise InputError(
+            f"{name} has {len(entries)} entries for {count} coefficients; give one per coefficient"
+        )
     return entries
 
 
-def array(values: ArrayLike, name: str, ndim: int) -> Floats:
+def array(values: Any, name: str, ndim: int) -> Floats:
     """Finite float64 array with ``ndim`` axes."""
     try:
         result = np.asarray(values, dtype=np.float64)
@@ -61,7 +63,7 @@ def array(values: ArrayLike, name: str, ndim: int) -> Floats:
 def probability(value: Any, name: str) -> Any:
     """A probability, or an array of them, in [0, 1]; rationals stay rational."""
     if isinstance(value, Rational):
-        if not 0 <= value <= 1:
+        if not 0 <= Fraction(value) <= 1:
             raise InputError(f"{name} is {value}; a probability lies in [0, 1]")
         return value
     try:
@@ -81,7 +83,7 @@ def rescale_or_keep(rescale: Any, drop_prob: Any) -> Any:
             raise InputError("drop_prob is 1, where DARE divides by 0; give a rescale, or delete the delta")
         return keep
     if isinstance(rescale, Rational):
-        positive = rescale > 0
+        positive = Fraction(rescale) > 0
     else:
         positive = bool(np.all(np.asarray(rescale, dtype=np.float64) > 0))
     if not positive:

@@ -71,7 +71,9 @@ def phi(drop_prob: Any = None, *, keep_prob: Any = None) -> Any:
     with np.errstate(divide="ignore", invalid="ignore"):
         central = u / (2.0 * np.arctanh(u))
         outer = u / (np.log1p(-small) - np.log(small))
-    return np.where(small == 0.0, 0.0, np.where(np.abs(u) <= 1e-9, 0.5, np.where(small < 0.25, outer, central)))
+    return np.where(
+        small == 0.0, 0.0, np.where(np.abs(u) <= 1e-9, 0.5, np.where(small < 0.25, outer, central))
+    )
 
 
 def _phi_scalar(prob: float) -> float:
@@ -106,7 +108,7 @@ class Cumulants(NamedTuple):
     fourth: Any
 
 
-def moments(coefficients: ArrayLike, drop_prob: Any, rescale: Any = None) -> Moments:
+def moments(coefficients: ArrayLike | Sequence[Fraction], drop_prob: Any, rescale: Any = None) -> Moments:
     """Exact bias, variance and mean square of H_q.
 
     bias = sum (1 - (1-p)/q) c_j,  variance = sum p(1-p) c_j^2 / q^2,  any n >= 0, 0 <= p <= 1, q > 0.
@@ -129,14 +131,14 @@ def moments(coefficients: ArrayLike, drop_prob: Any, rescale: Any = None) -> Mom
     return Moments(total.mean, total.variance, total.mean**2 + total.variance)
 
 
-def cumulants(coefficients: ArrayLike, drop_prob: Any, rescale: Any = None) -> Cumulants:
+def cumulants(coefficients: ArrayLike | Sequence[Fraction], drop_prob: Any, rescale: Any = None) -> Cumulants:
     """First four cumulants of H_q; arguments and number types as in :func:`moments`.
 
     >>> cumulants([1], Fraction(3, 4))
     Cumulants(mean=Fraction(0, 1), variance=Fraction(3, 1), third=Fraction(-6, 1), fourth=Fraction(-6, 1))
     """
     if _checks.is_exact(coefficients, drop_prob, rescale):
-        return _exact_cumulants(_checks.fractions(coefficients), drop_prob, rescale)  # type: ignore[arg-type]
+        return _exact_cumulants(_checks.fractions(coefficients), drop_prob, rescale)
     c, p, q = _float_parameters(coefficients, drop_prob, rescale)
     a = c / q
     v = p * (1.0 - p)
@@ -170,13 +172,15 @@ def _exact_parameters(count: int, drop_prob: Any, rescale: Any) -> tuple[list[Fr
     return p, [_checks.rescale_or_keep(qj, None) for qj in q]
 
 
-def _float_parameters(coefficients: ArrayLike, drop_prob: Any, rescale: Any) -> tuple[Floats, Any, Any]:
+def _float_parameters(coefficients: Any, drop_prob: Any, rescale: Any) -> tuple[Floats, Any, Any]:
     c = _checks.array(coefficients, "coefficients", 1)
     p = np.asarray(_checks.probability(drop_prob, "drop_prob"), dtype=np.float64)
     q = np.asarray(_checks.rescale_or_keep(rescale, p), dtype=np.float64)
     for name, value in (("drop_prob", p), ("rescale", q)):
         if value.shape not in ((), c.shape):
-            raise InputError(f"{name} has shape {value.shape} for {c.size} coefficients; give one number or one each")
+            raise InputError(
+                f"{name} has shape {value.shape} for {c.size} coefficients; give one number or one each"
+            )
     return c, p, q
 
 
@@ -308,7 +312,9 @@ def essential_supremum(coefficients: ArrayLike, drop_prob: Any, rescale: Any = N
     return centred_law(coefficients, drop_prob, rescale).supremum
 
 
-def enumerate_law(coefficients: Sequence[Any] | Floats, drop_prob: Any, rescale: Any = None) -> tuple[Any, Any]:
+def enumerate_law(
+    coefficients: Sequence[Any] | Floats, drop_prob: Any, rescale: Any = None
+) -> tuple[Any, Any]:
     """All 2^n atoms of H_q, as (values, probabilities): lists of Fractions or float64 arrays.
 
     Raises:
@@ -319,7 +325,9 @@ def enumerate_law(coefficients: Sequence[Any] | Floats, drop_prob: Any, rescale:
     """
     count = len(coefficients)
     if count > ENUMERATION_LIMIT:
-        raise InputError(f"{count} coefficients have 2^{count} masks; at most {ENUMERATION_LIMIT} are enumerated")
+        raise InputError(
+            f"{count} coefficients have 2^{count} masks; at most {ENUMERATION_LIMIT} are enumerated"
+        )
     if _checks.is_exact(coefficients, drop_prob, rescale):
         c = _checks.fractions(coefficients)
         p, q = _exact_parameters(count, drop_prob, rescale)
@@ -329,11 +337,10 @@ def enumerate_law(coefficients: Sequence[Any] | Floats, drop_prob: Any, rescale:
             values = [v + kept for v in values] + [v + cj for v in values]
             probs = [m * (1 - pj) for m in probs] + [m * pj for m in probs]
         return values, probs
-    c, p, q = _float_parameters(coefficients, drop_prob, rescale)
+    cf, pf, qf = _float_parameters(coefficients, drop_prob, rescale)
     value, prob = np.zeros(1), np.ones(1)
-    kept = c * (1.0 - 1.0 / q)
-    for cj, kj, pj in zip(c, kept, np.broadcast_to(p, c.shape), strict=True):
-        value = np.concatenate([value + kj, value + cj])
+    for cj, kept, pj in zip(cf, cf * (1.0 - 1.0 / qf), np.broadcast_to(pf, cf.shape), strict=True):
+        value = np.concatenate([value + kept, value + cj])
         prob = np.concatenate([prob * (1.0 - pj), prob * pj])
     return value, prob
 
@@ -389,10 +396,10 @@ def quantiser_variance(weights: Any, step: Any) -> Any:
     Fraction(33, 1225)
     """
     if _checks.is_exact(weights, step) and not hasattr(weights, "__len__"):
-        weight, h = _checks.fractions([weights, step])
-        _require_positive_step(h > 0)
-        part = (abs(weight) / h) % 1
-        return h**2 * part * (1 - part)
+        weight, exact_step = _checks.fractions([weights, step])
+        _require_positive_step(exact_step > 0)
+        exact_part = (abs(weight) / exact_step) % 1
+        return exact_step**2 * exact_part * (1 - exact_part)
     w, h = np.abs(np.asarray(weights, dtype=np.float64)), np.asarray(step, dtype=np.float64)
     _require_positive_step(bool((h > 0).all()))
     part = np.fmod(w, h) / h

@@ -33,7 +33,9 @@ def masks(count: int, drop_prob: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
 
 def error(coefficients: Vector, mask: Sequence[int], rescale: Any) -> Any:
     """H_q = sum c_j - sum_kept c_j/q."""
-    pruned = sum((c / Fraction(rescale) for c, kept in zip(coefficients, mask, strict=True) if kept), Fraction(0))
+    pruned = sum(
+        (c / Fraction(rescale) for c, kept in zip(coefficients, mask, strict=True) if kept), Fraction(0)
+    )
     return sum(coefficients, Fraction(0)) - pruned
 
 
@@ -64,7 +66,10 @@ def quantised_law(
     atoms = [(Fraction(0), Fraction(1))]
     for w, x in zip(weights, inputs, strict=True):
         entry = [(x * w, drop_prob)]
-        entry += [(x * (w - a / Fraction(rescale)), (1 - drop_prob) * pr) for a, pr in quantise_atoms(w, scale, levels)]
+        entry += [
+            (x * (w - a / Fraction(rescale)), (1 - drop_prob) * pr)
+            for a, pr in quantise_atoms(w, scale, levels)
+        ]
         atoms = [(v + e, p * pe) for v, p in atoms for e, pe in entry]
     return atoms
 

@@ -7,6 +7,7 @@ Minimised is the expected number of kept entries sum N_l k_l.  Specification 1.j
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,7 +150,9 @@ def allocate_optimal_rescale(
     return Allocation(full, kept, error, min(kept, max(0.0, dual)))
 
 
-def _spend_slack(below, above, errors, a, rho, budget):  # type: ignore[no-untyped-def]
+def _spend_slack(
+    below: Floats, above: Floats, errors: Callable[[Floats], Floats], a: Floats, rho: Floats, budget: float
+) -> Floats:
     """From the feasible plan ``above``, lower the layers that jump at the price until the budget is met."""
     keep = above.copy()
     for layer in np.flatnonzero(above - below > 1e-9):

@@ -139,10 +139,12 @@ class _LatticeTail:
         reach = bins // 2 - 2
         wrap = chernoff.tail(index.varying(), reach) + chernoff.tail(index.varying().mirror(), reach)
         masses = np.fft.irfft(_characteristic(k[used].astype(np.int64) % bins, index.prob, bins), bins)
-        rounding = 2.0**-53 * math.sqrt(2.0 * bins * float(masses @ masses)) * 8.0 * (k.size + math.log2(bins))
+        rounding = (
+            2.0**-53 * math.sqrt(2.0 * bins * float(masses @ masses)) * 8.0 * (k.size + math.log2(bins))
+        )
         first = round(float(np.sum(index.scale * index.prob))) - bins // 2
         masses = np.maximum(np.roll(masses, -(first % bins)), 0.0)
-        points = (np.arange(first, first + bins) - float(np.sum(k * law.prob))) * step
+        points = (np.arange(first, first + bins, dtype=np.float64) - float(np.sum(k * law.prob))) * step
         log_weight = rounded.log_mgf(t).value
         survival = np.cumsum((masses * np.exp(log_weight - t * points))[::-1])[::-1]
         remainder = 2.0 * BernoulliSum(np.abs(residue), law.prob, law.complement).proxy()
@@ -201,7 +203,7 @@ def _characteristic(k: NDArray[np.int64], prob: Floats, bins: int) -> NDArray[np
 
 
 @njit(cache=True, nogil=True)
-def _product(k, prob, cosine, sine):  # type: ignore[no-untyped-def]
+def _product(k, prob, cosine, sine):
     """The product in blocks of frequencies; a block that has vanished (below 1e-200) is left at 0."""
     bins = cosine.size
     count = bins // 2 + 1

@@ -140,7 +140,9 @@ def operator_norm_threshold(
 def _weights_and_inputs(delta: ArrayLike, inputs: ArrayLike) -> tuple[Floats, Floats]:
     weights, x = _checks.array(delta, "delta", 2), _checks.array(inputs, "inputs", 2)
     if weights.shape[1] != x.shape[1]:
-        raise InputError(f"delta has {weights.shape[1]} columns and the input {x.shape[1]} entries; they must agree")
+        raise InputError(
+            f"delta has {weights.shape[1]} columns and the input {x.shape[1]} entries; they must agree"
+        )
     return weights, x
 
 

@@ -87,7 +87,8 @@ def fixed_size_expectation(weights: Any, second_moment: Any, kept: int, rescale:
     if count == 0:
         return 0
     if all(_checks.is_exact(row) for row in second_moment) and _checks.is_exact(weights, rescale):
-        w, (q,) = _checks.fractions(weights), _checks.fractions([rescale])
+        w = _checks.fractions(weights)
+        q: Any = _checks.fractions([rescale])[0]
         m = [_checks.fractions(row) for row in second_moment]
         a: Any = sum(w[i] * m[i][j] * w[j] for i in range(count) for j in range(count))
         t: Any = sum(w[j] ** 2 * m[j][j] for j in range(count))
@@ -147,12 +148,16 @@ def derandomise(
     weights, moment = _weights_and_moment(delta, second_moment)
     p = float(_checks.probability(drop_prob, "drop_prob"))
     if not 0.0 < p < 1.0:
-        raise InputError(f"drop_prob is {drop_prob}; a mask is chosen for a probability strictly between 0 and 1")
+        raise InputError(
+            f"drop_prob is {drop_prob}; a mask is chosen for a probability strictly between 0 and 1"
+        )
     q = float(_checks.rescale_or_keep(rescale, p))
     if weights.size == 0:
         return Mask(np.zeros(weights.shape, dtype=bool), 0, 0.0, 0.0, 0.0, q, method, 0.0)
     if method != "d1" and (kept is not None or penalty is not None):
-        raise InputError(f"kept and penalty belong to method 'd1'; '{method}' keeps round((1-p) n) in every row")
+        raise InputError(
+            f"kept and penalty belong to method 'd1'; '{method}' keeps round((1-p) n) in every row"
+        )
     if kept is not None and penalty is not None:
         raise InputError("give kept or penalty, not both: one determines the other")
     energy = float(np.sum((weights @ moment) * weights))
@@ -160,7 +165,10 @@ def derandomise(
     random = (1.0 - (1.0 - p) / q) ** 2 * energy + p * (1.0 - p) / q**2 * spread
     # Largest weighted columns first: a heuristic only, the guarantee holds in every order.
     order = np.argsort(-(weights**2).sum(axis=0) * moment.diagonal(), kind="stable")
-    ordered, shuffled = np.ascontiguousarray(weights[:, order]), np.ascontiguousarray(moment[np.ix_(order, order)])
+    ordered, shuffled = (
+        np.ascontiguousarray(weights[:, order]),
+        np.ascontiguousarray(moment[np.ix_(order, order)]),
+    )
     if method == "d1":
         layer = _Layer(ordered, shuffled, p, q)
         if penalty is None:
@@ -198,7 +206,8 @@ class _Layer:
         self.undecided = 1.0 - (1.0 - drop_prob) / rescale
         # The gradient E M at the start, where every entry is undecided.
         self.start = weights @ moment * self.undecided
-        self.scale = float((weights**2 @ moment.diagonal()).mean()) / weights.shape[1] / rescale**2
+        # The size of one entry's cost, where the search for a penalty starts; any number for a zero layer.
+        self.scale = float((weights**2 @ moment.diagonal()).mean()) / weights.shape[1] / rescale**2 or 1.0
 
     def decide(self, penalty: float, rows: slice = slice(None)) -> Bools:
         """One pass over all columns: True where keeping has the smaller conditional expectation."""
@@ -251,31 +260,30 @@ class _Layer:
         return next(iter(passes.items()))
 
     def settled(self, keep: Bools, target: int) -> tuple[Bools, float]:
-        """Flip the cheapest entries, at most one per row and round, until ``target`` are kept.
+        """Flip the cheapest entries, spread over the rows, until ``target`` are kept.
 
         Returns:
             The mask with exactly ``target`` keeps, and the change of the error.
         """
-        keep = keep.copy()
-        error = _realised(self.weights, keep, self.rescale)
         excess = int(keep.sum()) - target
         if excess == 0:
             return keep, 0.0
-        gradient = error @ self.moment
-        total = 0.0
+        before = _total_error(_realised(self.weights, keep, self.rescale), self.moment)
+        keep = keep.copy()
+        rows = np.arange(keep.shape[0])[:, None]
         while excess != 0:
             to_drop = excess > 0
-            step = self.weights / self.rescale * (1.0 if to_drop else -1.0)
+            gradient = _realised(self.weights, keep, self.rescale) @ self.moment
+            step = self.weights * ((1.0 if to_drop else -1.0) / self.rescale)
             cost = np.where(keep == to_drop, 2.0 * step * gradient + step**2 * self.moment.diagonal(), np.inf)
-            columns = cost.argmin(axis=1)
-            costs = cost[np.arange(cost.shape[0]), columns]
-            rows = np.argsort(costs, kind="stable")[: min(abs(excess), int(np.isfinite(costs).sum()))]
-            columns = columns[rows]
-            keep[rows, columns] = not to_drop
-            gradient[rows] += step[rows, columns][:, None] * self.moment[columns]
-            total += float(costs[rows].sum())
-            excess += -rows.size if to_drop else rows.size
-        return keep, total
+            # Costs are exact for one flip a row; a small excess takes no more.
+            each = max(1, abs(excess) // keep.shape[0])
+            columns = np.argpartition(cost, each - 1, axis=1)[:, :each]
+            costs = cost[rows, columns].ravel()
+            cheapest = np.argsort(costs, kind="stable")[: min(abs(excess), int(np.isfinite(costs).sum()))]
+            keep[cheapest // each, columns.ravel()[cheapest]] = not to_drop
+            excess += -cheapest.size if to_drop else cheapest.size
+        return keep, _total_error(_realised(self.weights, keep, self.rescale), self.moment) - before
 
 
 def _solve_count(
@@ -287,13 +295,16 @@ def _solve_count(
     Conditional-expectation counts are monotone only nearly, so the closest penalty seen is returned.
     """
     seen: dict[float, int] = {}
+    budget = evaluations
 
     def gap(penalty: float) -> int:
+        nonlocal budget
+        budget -= 1
         seen[penalty] = count(penalty) - target
         return seen[penalty]
 
     def good() -> bool:
-        return min(map(abs, seen.values())) <= tolerance or len(seen) >= evaluations
+        return min(map(abs, seen.values())) <= tolerance or budget <= 0
 
     low, high = bracket
     width = high - low
@@ -322,7 +333,7 @@ def _solve_count(
 
 
 @njit(cache=True, nogil=True)
-def _decide_block(weights, gradient, moment, undecided, kept_factor, penalty, keep, change):  # type: ignore[no-untyped-def]
+def _decide_block(weights, gradient, moment, undecided, kept_factor, penalty, keep, change):
     """D1 inside a block of columns; writes ``keep`` and the change of E, updates ``gradient``."""
     rows, columns = weights.shape
     for i in range(rows):
@@ -381,7 +392,7 @@ def _fixed_size(weights: Floats, moment: Floats, count: int, rescale: float) -> 
 
 
 @njit(cache=True, nogil=True)
-def _fixed_size_value(decided, cross, energy, trace, left, remaining, rescale):  # type: ignore[no-untyped-def]
+def _fixed_size_value(decided, cross, energy, trace, left, remaining, rescale):
     """Conditional expectation of F with ``left`` keeps among ``remaining`` undecided entries."""
     if remaining == 0:
         return decided
@@ -394,7 +405,7 @@ def _fixed_size_value(decided, cross, energy, trace, left, remaining, rescale): 
 
 
 @njit(cache=True, nogil=True)
-def _fixed_size_block(weights, undecided, decided, moment, rescale, remaining, state, keep, errors):  # type: ignore[no-untyped-def]
+def _fixed_size_block(weights, undecided, decided, moment, rescale, remaining, state, keep, errors):
     """D2 inside a block of columns, of which ``remaining`` (this one included) are undecided at its start."""
     rows, columns = weights.shape
     for i in range(rows):
@@ -409,7 +420,9 @@ def _fixed_size_block(weights, undecided, decided, moment, rescale, remaining, s
             cross_drop = cross - w * decided[i, j] + w * (undecided[i, j] - w * d)
             cross_keep = cross - w * decided[i, j] + kept * (undecided[i, j] - w * d)
             drop = _fixed_size_value(c_drop, cross_drop, energy_after, trace_after, left, rest - 1, rescale)
-            stay = _fixed_size_value(c_keep, cross_keep, energy_after, trace_after, left - 1, rest - 1, rescale)
+            stay = _fixed_size_value(
+                c_keep, cross_keep, energy_after, trace_after, left - 1, rest - 1, rescale
+            )
             chosen = left > 0 and (left == rest or stay < drop)
             keep[i, j] = chosen
             error = kept if chosen else w
@@ -426,7 +439,7 @@ def _fixed_size_block(weights, undecided, decided, moment, rescale, remaining, s
 
 
 @njit(cache=True, nogil=True)
-def _swap_descent(weights, moment, keep, rescale):  # type: ignore[no-untyped-def]
+def _swap_descent(weights, moment, keep, rescale):
     """D3 on every row, in place: the best swap again and again while it lowers F by 1e-12 of itself."""
     rows, n = weights.shape
     for i in range(rows):

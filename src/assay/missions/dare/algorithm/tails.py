@@ -23,7 +23,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
-from scipy.stats import norm
 
 from assay.core.errors import InputError
 from assay.missions.dare import _checks
@@ -328,7 +327,8 @@ def _saddlepoint_tail(law: BernoulliSum, level: float) -> float:
     w, u = math.sqrt(max(2.0 * (t * level - value), 0.0)), t * math.sqrt(second)
     if w == 0.0 or u == 0.0:
         return 0.5
-    return float(norm.sf(w) + norm.pdf(w) * (1.0 / u - 1.0 / w))
+    density = math.exp(-(w**2) / 2.0) / math.sqrt(2.0 * math.pi)
+    return math.erfc(w / math.sqrt(2.0)) / 2.0 + density * (1.0 / u - 1.0 / w)
 
 
 def _saddlepoint_threshold(law: BernoulliSum, gamma: float) -> float:

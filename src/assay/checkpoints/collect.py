@@ -1,0 +1,150 @@
+"""What the blocks of one tensor add up to: its facts, and its record in the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assay.checkpoints import certificate as certificates
+from assay.checkpoints import codec, delta
+from assay.checkpoints.encode import EncodedRows
+from assay.checkpoints.plan import LOSSY, TensorPlan
+from assay.core.errors import InputError
+
+
+class TensorSums:
+    """Running sums over the blocks of one tensor."""
+
+    def __init__(self, plan: TensorPlan) -> None:
+        self.plan = plan
+        self.blocks: list[int] = []
+        self.checks: list[bytes] = []
+        self.finetuned_checks: list[bytes] = []
+        self.same = plan.base is not None and plan.base_rows == plan.info.rows
+        self.kept = self.changed = self.entries = 0
+        self.signal = self.energy = self.variance = self.realised = 0.0
+        self.delta_fourth = self.step_fourth = self.delta_energy = self.base_energy = 0.0
+        self.proxy_max = self.proxy_sum = self.proxy_square_sum = 0.0
+        self.worst_row, self.worst_step_proxy = 0, 0.0
+        self.guarantee: float | None = None
+        self._row = 0
+
+    def add(self, rows: EncodedRows) -> None:
+        """Take a block in."""
+        self.blocks.append(len(rows.payload))
+        self.same = self.same and rows.same
+        self.finetuned_checks.append(rows.finetuned_check)
+        if rows.check is not None:
+            self.checks.append(rows.check)
+        if rows.guarantee is not None:
+            self.guarantee = rows.guarantee
+        stats = rows.stats
+        if stats is None:
+            return
+        self._refuse_uncodable(stats)
+        self.kept += stats.kept
+        self.changed += stats.changed
+        self.signal += rows.signal
+        self.energy += float(stats.row_energy.sum())
+        self.variance += float(stats.row_quantiser_variance.sum())
+        self.realised += float(stats.row_realised.sum())
+        self.delta_fourth += stats.delta_fourth
+        self.step_fourth += stats.step_fourth
+        self.delta_energy += stats.delta_energy
+        self.base_energy += stats.base_energy
+        if self.plan.rescale is not None:
+            self._add_proxies(stats)
+        self._row += len(stats.row_energy)
+
+    def _add_proxies(self, stats: codec.BlockStats) -> None:
+        assert self.plan.rescale is not None
+        proxies = certificates.row_proxies(
+            stats.row_energy, stats.row_quantiser_proxy, self.plan.drop_prob, self.plan.rescale
+        )
+        worst = int(proxies.argmax())
+        if float(proxies[worst]) > self.proxy_max:
+            self.proxy_max = float(proxies[worst])
+            self.worst_row = self._row + worst
+            self.worst_step_proxy = float(stats.row_quantiser_proxy[worst])
+        self.proxy_sum += float(proxies.sum())
+        self.proxy_square_sum += float(proxies @ proxies)
+
+    def _refuse_uncodable(self, stats: codec.BlockStats) -> None:
+        name, dtype = self.plan.name, self.plan.info.dtype
+        keep = f"repair the tensor, or keep it exactly with --exclude {name!r}"
+        for side, count, first in (
+            ("base", stats.base_nonfinite, stats.first_base_nonfinite),
+            ("fine-tuned checkpoint", stats.finetuned_nonfinite, stats.first_finetuned_nonfinite),
+        ):
+            if count:
+                raise InputError(
+                    f"tensor {name!r} of the {side} holds NaN or infinity in a block ({count} entries, the first at "
+                    f"index {first}); {keep}"
+                )
+        if stats.uncodable:
+            raise InputError(
+                f"tensor {name!r} changes by more than a bfloat16 can hold at {stats.first_uncodable}; {keep}"
+            )
+        if stats.overflow:
+            raise InputError(
+                f"tensor {name!r} would overflow {dtype} at index {stats.first_overflow} ({stats.overflow} entries in a "
+                f"block): a survivor is divided by {self.plan.rescale:g}; lower --drop, raise --rescale, or use --exclude {name!r}"
+            )
+
+    def facts(self, calibrated: bool, full: bool) -> certificates.Facts:
+        """The sums as the certificate's facts; with unit moments the signal is the energy."""
+        signal = self.energy if not calibrated else self.signal if full else None
+        return certificates.Facts(
+            signal,
+            self.energy,
+            self.variance,
+            self.realised,
+            self.proxy_max,
+            self.proxy_sum,
+            self.proxy_square_sum,
+            self.delta_fourth,
+            self.step_fourth,
+        )
+
+
+def plan_record(plan: TensorPlan, treatment: str, sums: TensorSums) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "name": plan.name,
+        "dtype": plan.info.dtype,
+        "shape": list(plan.info.shape),
+        "treatment": treatment,
+    }
+    if plan.base is not None:
+        record["check"] = delta.quick_digest(sums.checks)
+        if plan.base.dtype != plan.info.dtype:
+            record["base_dtype"] = plan.base.dtype
+        if plan.base_rows != plan.info.rows:
+            record["base_rows"] = plan.base_rows
+    if treatment in LOSSY:
+        assert plan.rescale is not None
+        record |= {
+            "threshold": plan.threshold,
+            "rescale": float(plan.rescale).hex(),
+            "bits": plan.bits,
+            "span": plan.span,
+        }
+    if sums.blocks:
+        record["blocks"] = sums.blocks
+    return record
+
+
+def alias_key(plan: TensorPlan, sums: TensorSums) -> list[str]:
+    """What two tied tensors have in common; empty for tensors that cannot be tied."""
+    if plan.base is None or plan.base.dtype != plan.info.dtype or len(plan.info.shape) < 2:
+        return []
+    content = (delta.quick_digest(side) for side in (sums.finetuned_checks, sums.checks))
+    return [plan.info.dtype, str(plan.info.shape), *content]
+
+
+def alias_of(entry: dict[str, Any], original: str) -> dict[str, Any]:
+    plan = {k: entry["plan"][k] for k in ("name", "dtype", "shape", "check") if k in entry["plan"]}
+    record = entry["certificate"]
+    if record is not None:
+        record = {k: record[k] for k in ("name", "dtype", "shape", "finetuned", "base") if k in record}
+        record["treatment"] = "alias"
+    tied = {"plan": plan | {"treatment": "alias", "of": original}, "certificate": record}
+    return entry | tied | {"energies": [0.0, 0.0], "changed": [0, 0]}

@@ -1,0 +1,217 @@
+"""Both sides of a pack, opened and checked: what will be read, and what is planned for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.checkpoints import delta
+from assay.checkpoints.adapters import Adapter, is_adapter, open_adapter
+from assay.checkpoints.calibrate import Moments, collect_moments, load_moments
+from assay.checkpoints.encode import difference, read_base_rows
+from assay.checkpoints.header import TensorInfo, build_header
+from assay.checkpoints.io import Source, compare_layouts, open_checkpoint, refuse_quantised
+from assay.checkpoints.plan import LOSSY, Settings, TensorPlan, plan_tensors
+from assay.core.certificate import Subject
+from assay.core.errors import InputError
+
+RETRAINED = 0.8
+"""Delta norm over base norm from which a pair is taken for two trainings rather than a fine-tune."""
+
+_PROBE_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Both sides, the plans and the moments."""
+
+    base: Any
+    finetuned: Any
+    settings: Settings
+    plans: tuple[TensorPlan, ...]
+    absent: tuple[TensorInfo, ...]
+    moments: Moments | None
+    moments_name: str
+
+    def close(self) -> None:
+        """Close both sides; an adapter's files are closed with it."""
+        self.finetuned.close()
+        self.base.close()
+
+    def weight(self, plan: TensorPlan) -> np.ndarray | None:
+        """The second moments of the tensor's inputs, per column; None for unit ones."""
+        return self.moments.diagonal(plan.name) if self.calibrated(plan) and self.moments else None
+
+    def moment(self, plan: TensorPlan) -> np.ndarray | None:
+        """Their full matrix, where it was kept."""
+        if self.moments is None or not self.calibrated(plan):
+            return None
+        value = self.moments.values[plan.name]
+        return value if value.ndim == 2 else None
+
+    def calibrated(self, plan: TensorPlan) -> bool:
+        """Whether the tensor's inputs meet its columns and were measured."""
+        return (
+            self.moments is not None
+            and plan.treatment in LOSSY
+            and plan.name in self.moments
+            and self.moments.axes[plan.name] == 1
+        )
+
+
+def open_job(
+    finetuned: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    settings: Settings,
+    calibration: str | os.PathLike[str] | None,
+    moments: str | os.PathLike[str] | None,
+) -> Job:
+    base_source = open_checkpoint(base)
+    refuse_quantised(base_source)
+    tuned: Any = open_adapter(finetuned, base_source) if is_adapter(finetuned) else open_checkpoint(finetuned)
+    refuse_quantised(tuned)
+    layout = compare_layouts(base_source, tuned)
+    for name in tuned.tensors:
+        if name.startswith(delta.PREFIX):
+            raise InputError(
+                f"{tuned.path} has a tensor called {name!r}; rename it: 'assay.*' is taken in a delta"
+            )
+    plans = plan_tensors(base_source, tuned, layout, settings)
+    measured, name = _moments(finetuned, calibration, moments)
+    if measured is not None:
+        measured.check(tuned.tensors)
+    job = Job(
+        base_source,
+        tuned,
+        settings,
+        plans,
+        tuple(base_source.tensors[n] for n in layout.missing),
+        measured,
+        name,
+    )
+    for plan in plans:
+        needs = (
+            "a chosen mask"
+            if plan.treatment == "masked"
+            else "the optimal rescale"
+            if plan.rescale is None
+            else ""
+        )
+        if plan.treatment == "masked" and job.moment(plan) is None:
+            raise InputError(
+                f"{needs} needs the second moments of {plan.name!r}'s inputs; give --calibrate FILE.txt or --moments, "
+                f"or leave the tensor out with --exclude"
+            )
+        biased = plan.treatment in LOSSY and plan.rescale != plan.threshold / (1 << 32)
+        if biased and job.calibrated(plan) and job.moment(plan) is None:
+            raise InputError(
+                f"a rescale other than 'dare' needs the full second moment of {plan.name!r}'s inputs, and only the "
+                f"diagonal was kept; calibrate with a larger diagonal_above, or use --rescale dare"
+            )
+    return job
+
+
+def _moments(
+    finetuned: str | os.PathLike[str],
+    calibration: str | os.PathLike[str] | None,
+    moments: str | os.PathLike[str] | None,
+) -> tuple[Moments | None, str]:
+    if calibration is not None and moments is not None:
+        raise InputError("give a calibration text or ready-made moments, not both")
+    if moments is not None:
+        return load_moments(moments), "sha256:" + Subject.of_file(moments).sha256
+    if calibration is None:
+        return None, "unit"
+    path = Path(calibration)
+    if not path.is_file():
+        raise InputError(f"there is no calibration text {path}")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise InputError(f"the calibration text {path} is not UTF-8; convert it first") from None
+    measured = collect_moments(finetuned, [line for line in lines if line.strip()])
+    digest = hashlib.sha256()
+    for name in sorted(measured.values):
+        digest.update(name.encode() + b"\0" + np.ascontiguousarray(measured.values[name]).tobytes())
+    return measured, "sha256:" + digest.hexdigest()
+
+
+def refuse_retrained(job: Job) -> None:
+    """A look at a few rows of each tensor: two trainings differ by as much as the model is large."""
+    changed = whole = 0.0
+    for plan in job.plans:
+        if plan.treatment in LOSSY:
+            stop = min(plan.base_rows, max(1, min(_PROBE_ROWS, (1 << 20) // max(1, plan.info.columns))))
+            assert plan.base is not None
+            old, _ = read_base_rows(job.base, plan.base, plan.info, 0, stop)
+            new = job.finetuned.read_rows(plan.name, 0, stop)
+            changed += _square_sum(difference(old, new, plan.info.dtype))
+            whole += _square_sum(difference(np.zeros_like(old), old, plan.info.dtype))
+    ratio = math.sqrt(changed / whole) if whole else 0.0
+    if ratio >= RETRAINED:
+        raise InputError(
+            f"{job.finetuned.path} is no fine-tune of {job.base.path}: their difference is {ratio:.2f} times as large as "
+            f"the base itself; check the pair, or use --force"
+        )
+
+
+def _square_sum(values: np.ndarray) -> float:
+    finite = np.where(np.isfinite(values), values, 0).astype(np.float64)
+    return float(np.einsum("ij,ij->", finite, finite))
+
+
+def identity_of(job: Job, tails: str, certified: bool) -> dict[str, Any]:
+    """All that determines the output, cheap to compute: a journal of another identity is started over."""
+
+    def source(side: Any) -> list[Any]:
+        return [[s.file, s.size, s.modified_ns, hashlib.sha256(s.header).hexdigest()] for s in side.shards]
+
+    settings = {f.name: str(getattr(job.settings, f.name)) for f in dataclasses.fields(job.settings)}
+    return {
+        "verb": "pack",
+        "version": delta.VERSION,
+        "base": [str(job.base.path), source(job.base)],
+        "finetuned": [str(job.finetuned.path), source(job.finetuned)],
+        "settings": settings,
+        "moments": job.moments_name,
+        "tails": tails,
+        "certified": certified,
+    }
+
+
+def output_layout(job: Job) -> tuple[list[tuple[str, bytes]], dict[str, Any]]:
+    """Headers, index and carried files of the output, as tensors of the delta and as lines of its plan."""
+    source = job.finetuned
+    model = job.base if isinstance(source, Adapter) else source
+    headers = [(shard.file, shard.header) for shard in source.shards] or [_one_file(source)]
+    index = model.index if source.shards else None
+    content = [(f"assay.header.{n}", delta.deflate(header)) for n, (_, header) in enumerate(headers)]
+    carried: list[dict[str, Any]] = []
+    if index is not None:
+        content.append((delta.INDEX, delta.deflate(index[1])))
+    for name in source.carried if model.is_folder else ():
+        data = source.read_carried(name)
+        from_base = name in job.base.carried and job.base.read_carried(name) == data
+        if not from_base:
+            content.append((f"assay.carried.{len(carried)}", delta.deflate(data)))
+        line = {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        carried.append(line | {"from": "base" if from_base else "delta"})
+    return content, {
+        "files": [{"name": name, "bytes": len(header)} for name, header in headers],
+        "folder": model.is_folder,
+        "index": None if index is None else {"name": index[0], "bytes": len(index[1])},
+        "carried": carried,
+    }
+
+
+def _one_file(source: Source) -> tuple[str, bytes]:
+    """A layout for a merged adapter that added tensors: everything in one file."""
+    entries = [(info.name, info.dtype, info.shape) for info in source.tensors.values()]
+    return "model.safetensors", build_header(entries, {"format": "pt"})

@@ -1,0 +1,141 @@
+"""Merging deltas: sums, TIES, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from models import BF16, pair, read, tuned, weights, write, write_folder
+
+from assay.checkpoints import apply, merge, pack
+from assay.core.errors import InputError, UnknownIdError
+
+
+def deltas(folder, dtype=np.float32, count=2, **options):
+    base = weights(0, dtype)
+    write(folder / "base.safetensors", base)
+    made = []
+    for number in range(count):
+        write(folder / f"f{number}.safetensors", tuned(base, seed=number + 1))
+        out = folder / f"d{number}.safetensors"
+        pack(folder / f"f{number}.safetensors", folder / "base.safetensors", out, seed=number, **options)
+        made.append(out)
+    return folder / "base.safetensors", made
+
+
+def test_a_weighted_sum_of_lossless_deltas_is_the_weighted_sum(tmp_path):
+    base, made = deltas(tmp_path, lossless=True)
+    merge(base, made, tmp_path / "m.safetensors", weights=[0.5, 0.25])
+    old, got = read(base), read(tmp_path / "m.safetensors")
+    new = [read(tmp_path / f"f{n}.safetensors") for n in range(2)]
+    for name in old:
+        if old[name].dtype.kind == "f" and old[name].ndim:
+            expected = old[name] + 0.5 * (new[0][name] - old[name]) + 0.25 * (new[1][name] - old[name])
+            np.testing.assert_allclose(got[name], expected, atol=1e-8)
+    assert (got["counter"] == new[0]["counter"]).all()
+
+
+@pytest.mark.parametrize("method", ["linear", "ties"])
+def test_the_order_of_the_deltas_has_no_meaning(tmp_path, method):
+    base, made = deltas(tmp_path, BF16, count=3, drop=0.5)
+    merge(base, made, tmp_path / "a.safetensors", weights=[0.5, 0.3, 0.2], method=method, workers=1)
+    merge(base, made[::-1], tmp_path / "b.safetensors", weights=[0.2, 0.3, 0.5], method=method, workers=3)
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_one_delta_of_weight_one_is_apply(tmp_path):
+    base, (delta,) = deltas(tmp_path, BF16, count=1, drop=0.9, bits=4)
+    merge(base, [delta], tmp_path / "m.safetensors", weights=[1])
+    apply(base, delta, tmp_path / "a.safetensors")
+    assert (tmp_path / "m.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
+
+
+def test_ties_elects_the_sign_with_the_larger_total(tmp_path):
+    base = {"w": np.zeros((1, 4), np.float32)}
+    write(tmp_path / "base.safetensors", base)
+    made = []
+    for number, values in enumerate(([3.0, 1, -1, 2], [-1.0, 1, -4, 0], [-1.0, 1, 2, 0])):
+        write(tmp_path / f"f{number}.safetensors", {"w": np.array([values], np.float32)})
+        made.append(tmp_path / f"d{number}.safetensors")
+        pack(tmp_path / f"f{number}.safetensors", tmp_path / "base.safetensors", made[-1], lossless=True, seed=number)
+    merge(tmp_path / "base.safetensors", made, tmp_path / "m.safetensors", method="ties", weights=[1, 1, 1])
+    np.testing.assert_allclose(read(tmp_path / "m.safetensors")["w"], [[9, 3, -7.5, 6]])
+
+
+def test_variances_add_with_squared_weights(tmp_path):
+    base, made = deltas(tmp_path, drop=0.9)
+    report = merge(base, made, tmp_path / "m.safetensors", weights=[0.5, 0.5])
+    whole = merge(base, made[:1], tmp_path / "n.safetensors", weights=[1])
+    assert report.expected["variance"] == pytest.approx(0.5 * whole.expected["variance"], rel=0.1)
+    assert report.expected["bias_at_most"] == 0
+
+
+def test_equal_seeds_are_warned_about(tmp_path):
+    base, made = deltas(tmp_path, count=1)
+    pack(tmp_path / "f0.safetensors", base, tmp_path / "again.safetensors", seed=0, drop=0.8)
+    report = merge(base, [*made, tmp_path / "again.safetensors"], tmp_path / "m.safetensors", dry_run=True)
+    assert any("seed" in w for w in report.warnings)
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_added_rows_are_refused_and_added_tensors_left_out(tmp_path):
+    base = weights(0)
+    write(tmp_path / "base.safetensors", base)
+    new = tuned(base)
+    new["extra.weight"] = np.ones((2, 2), np.float32)
+    write(tmp_path / "f.safetensors", new)
+    pack(tmp_path / "f.safetensors", tmp_path / "base.safetensors", tmp_path / "d.safetensors")
+    report = merge(tmp_path / "base.safetensors", [tmp_path / "d.safetensors"], tmp_path / "m.safetensors")
+    assert any("extra.weight" in w for w in report.warnings)
+    new["model.embed.weight"] = np.concatenate([new["model.embed.weight"], np.ones((2, 40), np.float32)])
+    write(tmp_path / "g.safetensors", new)
+    pack(tmp_path / "g.safetensors", tmp_path / "base.safetensors", tmp_path / "e.safetensors")
+    with pytest.raises(InputError, match=r"50 rows.*embed.*48"):
+        merge(tmp_path / "base.safetensors", [tmp_path / "e.safetensors"], tmp_path / "n.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"weights": [1]}, InputError),
+        ({"weights": [1, float("nan")]}, InputError),
+        ({"method": "tie"}, UnknownIdError),
+        ({"method": "ties", "density": 0}, InputError),
+    ],
+)
+def test_impossible_merges_are_one_sentence(tmp_path, options, error):
+    base, made = deltas(tmp_path)
+    with pytest.raises(error):
+        merge(base, made, tmp_path / "m.safetensors", **options)
+    with pytest.raises(InputError, match="nothing to merge"):
+        merge(base, [], tmp_path / "m.safetensors")
+
+
+def test_folders_keep_the_base_layout(tmp_path):
+    base = weights(0, BF16)
+    write_folder(tmp_path / "base", base, shards=2)
+    write_folder(tmp_path / "tuned", tuned(base))
+    pack(tmp_path / "tuned", tmp_path / "base", tmp_path / "d.safetensors")
+    merge(tmp_path / "base", [tmp_path / "d.safetensors"], tmp_path / "m", weights=[0])
+    for file in (tmp_path / "base").iterdir():
+        assert (tmp_path / "m" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_delta_of_another_base_is_refused(tmp_path):
+    base, made = deltas(tmp_path)
+    other = read(base)
+    other["scale"] = np.array(0.25, np.float32)
+    other["model.embed.weight"] = other["model.embed.weight"] + np.float32(1)
+    write(tmp_path / "other.safetensors", other)
+    with pytest.raises(InputError, match="not the base"):
+        merge(tmp_path / "other.safetensors", made, tmp_path / "m.safetensors")
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_the_same_sum_as_adding_by_hand_in_bfloat16(tmp_path):
+    base, finetuned = pair(tmp_path, BF16)
+    pack(finetuned, base, tmp_path / "d.safetensors", lossless=True)
+    merge(base, [tmp_path / "d.safetensors"], tmp_path / "m.safetensors", weights=[1])
+    old, new, got = read(base), read(finetuned), read(tmp_path / "m.safetensors")
+    for name in ("model.embed.weight", "model.layers.0.norm.weight"):
+        delta = new[name].astype(np.float32) - old[name].astype(np.float32)
+        assert got[name].tobytes() == (old[name].astype(np.float32) + delta).astype(BF16).tobytes()
