@@ -71,7 +71,7 @@ class Store:
             return {}
         kept: dict[Any, Evidence] = {}
         for row in document["evidence"]:
-            instance = decode(claim.instance, row["instance"])
+            instance: Any = decode(claim.instance, row["instance"])
             start = Evidence.start(Stream(claim, instance))
             wealth = tuple(
                 None if w is None else Wealth(w.bound, row["draws"], tuple(float.fromhex(x) for x in logs))
