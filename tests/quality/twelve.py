@@ -573,7 +573,7 @@ class Rotations:
 
 def off_target(x: Rotations, rng: random.Random) -> bool:
     mean = sum(math.cos(rng.gauss(0, 1) * float(x.lag)) for _ in range(x.pairs)) / x.pairs
-    return abs(mean - math.exp(-float(x.lag) ** 2 / 2)) >= float(x.tolerance)
+    return abs(mean - math.exp(-(float(x.lag) ** 2) / 2)) >= float(x.tolerance)
 
 
 def rotation_tail(constant: Fraction) -> Tail:

@@ -65,7 +65,9 @@ def beyond(x: Output, threshold, relation: str = "<"):
     return Ball(sure, possible)
 
 
-def tail_claim(name: str, title: str, threshold, *, relation: str = "<", premises=(), expect="refuted") -> Claim:
+def tail_claim(
+    name: str, title: str, threshold, *, relation: str = "<", premises=(), expect="refuted"
+) -> Claim:
     return Claim(
         f"variants.{name}",
         title,
@@ -107,7 +109,10 @@ printed_high_branch = tail_claim(
     "printed_high_branch", "Theorem 3.1 as printed, p > 1/2", printed_high, premises=(mostly_dropped,)
 )
 printed_low_branch = tail_claim(
-    "printed_low_branch", "Theorem 3.1 as printed, p <= 1/2, square root misplaced", printed_low, premises=(mostly_kept,)
+    "printed_low_branch",
+    "Theorem 3.1 as printed, p <= 1/2, square root misplaced",
+    printed_low,
+    premises=(mostly_kept,),
 )
 threshold_centred = tail_claim("threshold_centred", "Equation (8) without the mean", centred)
 threshold_one_sided = tail_claim(
@@ -149,7 +154,9 @@ def mgf_claim(name: str, title: str, exponent, *, premises=(), expect: str = "re
     )
 
 
-kearns_saul = mgf_claim("kearns_saul", "Kearns-Saul", lambda x: x.t**2 * proxy(x.drop_prob) / 4, expect="survives")
+kearns_saul = mgf_claim(
+    "kearns_saul", "Kearns-Saul", lambda x: x.t**2 * proxy(x.drop_prob) / 4, expect="survives"
+)
 kearns_saul_quarter = mgf_claim(
     "kearns_saul_quarter", "Phi with a 4 in its denominator", lambda x: x.t**2 * proxy(x.drop_prob) / 16
 )
@@ -276,8 +283,12 @@ def layer_claim(name: str, title: str, *, diagonal_only: bool, premises=(), expe
 
 
 dare_rescale = Premise("q = 1 - p", lambda x: x.rescale == 1 - x.drop_prob)
-layer_moments = layer_claim("layer_moments", "Layer error with the full moment", diagonal_only=False, expect="survives")
-layer_diagonal = layer_claim("layer_diagonal", "Layer error with the diagonal only, any q", diagonal_only=True)
+layer_moments = layer_claim(
+    "layer_moments", "Layer error with the full moment", diagonal_only=False, expect="survives"
+)
+layer_diagonal = layer_claim(
+    "layer_diagonal", "Layer error with the diagonal only, any q", diagonal_only=True
+)
 
 
 @dataclass(frozen=True)
@@ -434,9 +445,7 @@ def last_step(x: Growth):
 
 def gronwall_claim(name: str, title: str, fewer: int, expect: str) -> Claim:
     def sides(x: Growth) -> Sides:
-        return Sides(
-            last_step(x), "<=", exp((x.steps - fewer) * x.rate) * (x.rate * x.start + x.offset)
-        )
+        return Sides(last_step(x), "<=", exp((x.steps - fewer) * x.rate) * (x.rate * x.start + x.offset))
 
     return Claim(f"variants.{name}", title, title, Growth, Bound(sides), GREEDY, expect=expect)
 

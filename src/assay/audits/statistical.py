@@ -35,7 +35,7 @@ STAGES = ((16, 96), (128, 24), (1024, 6))
 """Screening draws per instance, and how many instances go on to the next stage; the last ones are bet on."""
 
 BLOCK = 128
-MAX_BLOCK = 8192
+MAX_BLOCK = 2048
 
 
 class Screen:

@@ -21,7 +21,7 @@ from assay.core.instance import encode, floated
 from assay.core.number import FLOAT_SLACK, Ball, Number, Strength, Truth, as_float, compare
 from assay.core.verdict import Counterexample, Verdict, evaluate
 
-BROKEN = 2.0
+BROKEN = 4.0
 """A slack of at least this much means that a premise is broken; the excess says how far off it is."""
 
 SEARCH_PRECISION = 1024
