@@ -3,9 +3,9 @@
     python benchmarks/kernels.py [--rows 4096] [--columns 4096] [--drop 0.9]
 
 Synthetic bfloat16 pair in memory: base N(0, 0.02), fine-tuned = base + N(0, 0.002).  "encode" reads both
-sides, draws the mask, quantises, measures the moments and entropy-codes; "apply" draws the mask, decodes, adds
-and rounds.  The best of the rounds is shown; CPU time does not depend on what else the machine is doing
-except through shared cores.
+sides, draws the mask, quantises, measures the moments and codes; "apply" draws the mask, decodes, adds and
+rounds.  The best of the rounds is shown; on a busy machine shared cores and caches slow even CPU time, so
+read the figures against the line of the plain mask words.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def measure(job: Callable[[int], object], blocks: int, threads: int, rounds: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--drop", type=float, default=0.9)
@@ -67,7 +69,9 @@ def main() -> None:
                 def encode(block: int, scheme: Scheme = scheme) -> bytes:
                     row = starts[block]
                     part = slice(row, row + height)
-                    return encode_block(base[part], tuned[part], "BF16", row * options.columns, scheme).payload
+                    return encode_block(
+                        base[part], tuned[part], "BF16", row * options.columns, scheme
+                    ).payload
 
                 payloads = [encode(block) for block in range(len(starts))]
 

@@ -25,7 +25,15 @@ def llama_shapes(hidden: int, layers: int, vocab: int, ffn: int) -> dict[str, tu
 
 
 def write_pair(
-    folder: Path, *, hidden: int, layers: int, vocab: int, ffn: int, heads: int = 16, sigma: float = 2e-3, shards: int = 4
+    folder: Path,
+    *,
+    hidden: int,
+    layers: int,
+    vocab: int,
+    ffn: int,
+    heads: int = 16,
+    sigma: float = 2e-3,
+    shards: int = 4,
 ) -> tuple[Path, Path]:
     """Write ``base`` and ``finetuned`` folders (bf16, config, index) unless they are there already."""
     shapes = llama_shapes(hidden, layers, vocab, ffn)

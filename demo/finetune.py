@@ -2,7 +2,7 @@
 
 The base is the encoder's folder as published.  The fine-tuned model is a folder of the same layout: every
 tensor of the base under its own name, plus the topic head ``classifier.weight`` [topics, width] and
-``classifier.bias`` [topics].  The embeddings (and the pooler, which mean pooling does not use) stay as they were.
+``classifier.bias`` [topics].  The embeddings stay as they were, and so does the pooler, which takes no part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ transformers.utils.logging.disable_progress_bar()
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: linear warm-up over a tenth of the steps, then linear decay to zero; no test-set selection."""
+    """How to train: linear warm-up over a tenth of the steps, linear decay to zero, the last step kept."""
 
     steps: int = 140
     batch_size: int = 32
@@ -78,7 +78,7 @@ def batches(corpus: Corpus, recipe: Recipe) -> Iterator[tuple[list[str], Tensor]
 def finetune(base: Path, train: Corpus, out: Path, recipe: Recipe) -> None:
     """Train encoder and head together on ``train`` and write the fine-tuned folder ``out``.
 
-    AdamW on everything but the embeddings, cross-entropy, last step kept.  ``out`` appears only when complete.
+    AdamW on everything but the embeddings, cross-entropy.  ``out`` appears only when complete.
     """
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(recipe.threads)
@@ -130,7 +130,7 @@ def probe(base: Path, train: Corpus, recipe: Recipe, penalty: float = 1e-4) -> n
 
 
 def accuracy(folder: Path, corpus: Corpus, recipe: Recipe, head: nn.Linear | None = None) -> float:
-    """Share of ``corpus`` that the model in ``folder`` gets right, with its own head unless another is given."""
+    """Share of ``corpus`` that the model in ``folder`` gets right, with its own head unless one is given."""
     torch.set_num_threads(recipe.threads)
     model = Classifier(folder, len(corpus.topics), recipe.max_length).eval()
     if head is None:
@@ -157,7 +157,7 @@ def _embed_all(model: Classifier, texts: Sequence[str], batch_size: int = 32) ->
 
 
 def _save(model: Classifier, base: Path, out: Path) -> None:
-    """Write the tensors of the base file, as trained, and the head, beside copies of the base's small files."""
+    """Write the tensors of the base file, as trained, and the head, beside copies of the other files."""
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(base, partial)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors.numpy import load_file, save_file
 
+from assay.checkpoints import calibrate
 from assay.checkpoints.calibrate import Moments, collect_moments, load_moments
 from assay.checkpoints.header import TensorInfo
 from assay.core.errors import InputError
@@ -158,14 +159,41 @@ def test_transposed_layers_meet_their_inputs_on_axis_zero(tmp_path):
 
 
 @pytest.mark.torch
-def test_batch_size_changes_only_rounding(tmp_path):
+def test_batch_size_and_blocks_change_only_rounding(tmp_path, monkeypatch):
     folder, texts = write_model(tmp_path, "bert"), sentences(20)
-    one = collect_moments(folder, texts, batch_size=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(calibrate, "_BLOCK_ROWS", 20)
+        one = collect_moments(folder, texts, batch_size=1)
     many = collect_moments(folder, texts[::-1], batch_size=7)
     assert one.rows == many.rows
     for name in one.values:
         difference = np.linalg.norm(one.values[name] - many.values[name])
         assert difference <= 1e-6 * np.linalg.norm(one.values[name])
+
+
+@pytest.mark.torch
+def test_a_tensor_changed_in_place_between_two_layers_is_seen_twice():
+    torch = pytest.importorskip("torch")
+
+    class Reuser(torch.nn.Module):
+        base_model_prefix = "model"
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (torch.nn.Linear(3, 2) for _ in "abc")
+
+        def forward(self, x):
+            out = self.a(x) + self.b(x)
+            return out + self.c(x.mul_(2))
+
+    tensors = {f"{layer}.weight": TensorInfo(f"{layer}.weight", "F32", (2, 3), 0, 0, 0) for layer in "abc"}
+    inputs = torch.arange(12.0).reshape(4, 3)
+    expected = second_moment(inputs.numpy())
+    model = Reuser()
+    with calibrate._Recorder(model, tensors, diagonal_above=8) as recorder, torch.no_grad():
+        model(inputs)
+    for layer, factor in (("a", 1), ("b", 1), ("c", 4)):
+        np.testing.assert_allclose(recorder.moment(f"{layer}.weight"), factor * expected)
 
 
 @pytest.mark.torch

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from models import pair, read, tuned, weights, write
 
-from assay.checkpoints import apply, merge, pack
+from assay.checkpoints import apply, pack
 from assay.checkpoints.journal import Journal
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -28,17 +28,19 @@ verb, folder = sys.argv[2], sys.argv[3]
 at = lambda name: folder + "/" + name
 print("ready", flush=True)
 if verb == "pack":
-    pack(at("tuned.safetensors"), at("base.safetensors"), at("out"), drop=0.9, bits=4, seed=5)
+    pack(at("tuned.safetensors"), at("base.safetensors"), at("out.safetensors"), drop=0.9, bits=4, seed=5)
 elif verb == "apply":
-    apply(at("base.safetensors"), at("d.safetensors"), at("out"), overwrite=True)
+    apply(at("base.safetensors"), at("d.safetensors"), at("out.safetensors"), overwrite=True)
 else:
-    merge(at("base.safetensors"), [at("d.safetensors"), at("e.safetensors")], at("out"), overwrite=True)
+    merge(at("base.safetensors"), [at("d.safetensors"), at("e.safetensors")], at("out.safetensors"), overwrite=True)
 """
 
 
 def start(verb, folder):
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(SOURCE), verb, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", RUN, str(SOURCE), verb, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"ready\n"
     return process
@@ -50,40 +52,39 @@ def expected(verb, folder):
     pack(finetuned, base, folder / "d.safetensors", seed=1)
     write(folder / "other.safetensors", tuned(weights(0, np.float32, rows=6000, columns=256), seed=9))
     pack(folder / "other.safetensors", base, folder / "e.safetensors", seed=2)
-    run = subprocess.run([sys.executable, "-c", RUN, str(SOURCE), verb, str(folder)], capture_output=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", RUN, str(SOURCE), verb, str(folder)], capture_output=True, check=True
+    )
     assert run.stdout == b"ready\n"
-    new = (folder / "out").read_bytes()
-    (folder / "out").unlink()
+    new = (folder / "out.safetensors").read_bytes()
+    (folder / "out.safetensors").unlink()
     if verb == "pack":
-        pack(folder / "other.safetensors", base, folder / "out", seed=3)
+        pack(folder / "other.safetensors", base, folder / "out.safetensors", seed=3)
     else:
-        apply(base, folder / "e.safetensors", folder / "out")
-    return (folder / "out").read_bytes(), new
+        apply(base, folder / "e.safetensors", folder / "out.safetensors")
+    return (folder / "out.safetensors").read_bytes(), new
 
 
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("verb", ["pack", "apply", "merge"])
-def test_a_kill_leaves_the_old_output_or_the_new_one(tmp_path, verb):
+def test_a_kill_leaves_the_old_output_or_the_new_one(tmp_path, verb, kills):
     old, new = expected(verb, tmp_path)
-    started = time.monotonic()
     process = start(verb, tmp_path)
     begun = time.monotonic()
     process.wait()
     duration = time.monotonic() - begun
-    assert begun - started < 60
-    rng, seen = random.Random(verb), set()
-    for _ in range(20):
-        (tmp_path / "out").write_bytes(old)
+    rng = random.Random(verb)
+    for _ in range(kills):
+        (tmp_path / "out.safetensors").write_bytes(old)
         process = start(verb, tmp_path)
         time.sleep(rng.uniform(0, 1.1 * duration))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        left = (tmp_path / "out").read_bytes()
-        assert left in (old, new)
-        seen.add(left == new)
+        assert (tmp_path / "out.safetensors").read_bytes() in (old, new)
     process = start(verb, tmp_path)
     assert process.wait() == 0, process.stderr.read().decode()
-    assert (tmp_path / "out").read_bytes() == new
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("out")) == ["out"]
+    assert (tmp_path / "out.safetensors").read_bytes() == new
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("out")) == ["out.safetensors"]
 
 
 def test_a_rerun_resumes_what_was_journalled(tmp_path, monkeypatch):
@@ -104,7 +105,9 @@ def test_a_rerun_resumes_what_was_journalled(tmp_path, monkeypatch):
             pack(finetuned, base, tmp_path / "d", seed=5)
     assert not (tmp_path / "d").exists()
     resumed = []
-    monkeypatch.setattr(Journal, "record", lambda self, key, payload: (resumed.append(key), original(self, key, payload)))
+    monkeypatch.setattr(
+        Journal, "record", lambda self, key, payload: (resumed.append(key), original(self, key, payload))
+    )
     pack(finetuned, base, tmp_path / "d", seed=5)
     assert set(resumed).isdisjoint(recorded)
     assert len(resumed) + len(recorded) == len(read(base))
@@ -132,19 +135,21 @@ def test_other_settings_do_not_resume(tmp_path, monkeypatch):
 def test_a_full_disk_is_one_sentence_and_no_half_file(tmp_path, verb):
     base, finetuned = pair(tmp_path, np.float32, rows=3000)
     pack(finetuned, base, tmp_path / "d.safetensors")
-    (tmp_path / "out").write_bytes((tmp_path / "d.safetensors").read_bytes())
+    (tmp_path / "out.safetensors").write_bytes((tmp_path / "d.safetensors").read_bytes())
 
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    before = (tmp_path / "out").read_bytes()
+    before = (tmp_path / "out.safetensors").read_bytes()
     code = RUN.replace('print("ready", flush=True)', "from assay.core.errors import InputError").replace(
         "if verb ==", "try:\n  if verb ==", 1
     )
     lines = []
     for line in code.splitlines():
-        lines.append("  " + line if line.startswith(("    ", "elif", "else")) and "try:" in "".join(lines) else line)
+        lines.append(
+            "  " + line if line.startswith(("    ", "elif", "else")) and "try:" in "".join(lines) else line
+        )
     code = "\n".join(lines) + "\nexcept InputError as error:\n  print(error)\n"
     run = subprocess.run(
         [sys.executable, "-c", code, str(SOURCE), verb, str(tmp_path)],
@@ -157,5 +162,5 @@ def test_a_full_disk_is_one_sentence_and_no_half_file(tmp_path, verb):
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.splitlines()) == 1
     assert "full" in run.stdout or "space" in run.stdout or "large" in run.stdout
-    assert (tmp_path / "out").read_bytes() == before
+    assert (tmp_path / "out.safetensors").read_bytes() == before
     assert not list(tmp_path.glob("out*partial*"))

@@ -30,7 +30,7 @@ def test_a_weighted_sum_of_lossless_deltas_is_the_weighted_sum(tmp_path):
     for name in old:
         if old[name].dtype.kind == "f" and old[name].ndim:
             expected = old[name] + 0.5 * (new[0][name] - old[name]) + 0.25 * (new[1][name] - old[name])
-            np.testing.assert_allclose(got[name], expected, atol=1e-8)
+            np.testing.assert_allclose(got[name], expected, rtol=3e-7, atol=1e-8)
     assert (got["counter"] == new[0]["counter"]).all()
 
 
@@ -56,7 +56,13 @@ def test_ties_elects_the_sign_with_the_larger_total(tmp_path):
     for number, values in enumerate(([3.0, 1, -1, 2], [-1.0, 1, -4, 0], [-1.0, 1, 2, 0])):
         write(tmp_path / f"f{number}.safetensors", {"w": np.array([values], np.float32)})
         made.append(tmp_path / f"d{number}.safetensors")
-        pack(tmp_path / f"f{number}.safetensors", tmp_path / "base.safetensors", made[-1], lossless=True, seed=number)
+        pack(
+            tmp_path / f"f{number}.safetensors",
+            tmp_path / "base.safetensors",
+            made[-1],
+            lossless=True,
+            seed=number,
+        )
     merge(tmp_path / "base.safetensors", made, tmp_path / "m.safetensors", method="ties", weights=[1, 1, 1])
     np.testing.assert_allclose(read(tmp_path / "m.safetensors")["w"], [[9, 3, -7.5, 6]])
 
@@ -113,7 +119,7 @@ def test_impossible_merges_are_one_sentence(tmp_path, options, error):
 def test_folders_keep_the_base_layout(tmp_path):
     base = weights(0, BF16)
     write_folder(tmp_path / "base", base, shards=2)
-    write_folder(tmp_path / "tuned", tuned(base))
+    write_folder(tmp_path / "tuned", tuned(base) | {"counter": base["counter"]})
     pack(tmp_path / "tuned", tmp_path / "base", tmp_path / "d.safetensors")
     merge(tmp_path / "base", [tmp_path / "d.safetensors"], tmp_path / "m", weights=[0])
     for file in (tmp_path / "base").iterdir():

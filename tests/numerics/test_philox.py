@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -51,7 +53,7 @@ def test_every_word_is_its_definition(key, start, count, stream) -> None:
 @given(cuts=st.lists(st.integers(0, 500), max_size=8), start=st.integers(2**34 - 300, 2**34 + 300))
 def test_chunks_join_to_the_whole(cuts, start) -> None:
     edges = [0, *sorted(cuts), 500]
-    parts = [words((3, 4), start + a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [words((3, 4), start + a, b - a) for a, b in itertools.pairwise(edges)]
     assert np.array_equal(np.concatenate(parts), words((3, 4), start, 500))
 
 

@@ -40,6 +40,7 @@ MIN_TOKENS = 32
 """Calibration refuses fewer tokens than this: they say nothing about a layer."""
 
 _TOLERANCE = 1e-5
+_BLOCK_ROWS = 512
 _METADATA = ("rows", "axes", "model", "config", "texts")
 
 
@@ -260,19 +261,20 @@ def collect_moments(
     encoded = _tokenize(tokenizer, chosen, _token_limit(max_length, tokenizer, model.config))
     recorder = _Recorder(model, checkpoint.tensors, diagonal_above)
     done = 0
-    with recorder, torch.inference_mode():
+    with recorder, torch.no_grad():  # inference mode counts no changes in place
         for batch in _batches(encoded, batch_size):
             recorder.batch = len(batch)
             model(**{key: torch.tensor([item[key] for item in batch]) for key in batch[0]})
             done += len(batch)
             if progress is not None:
                 progress(done, len(encoded))
-    if not recorder.sums:
+    if not recorder.rows:
         raise InputError(f"no linear layer of {folder} saw an input: there is nothing to calibrate")
+    names = sorted(recorder.rows)
     return Moments(
-        {name: recorder.moment(name) for name in sorted(recorder.sums)},
-        {name: recorder.rows[name] for name in sorted(recorder.sums)},
-        {name: recorder.axes[name] for name in sorted(recorder.sums)},
+        {name: recorder.moment(name) for name in names},
+        {name: recorder.rows[name] for name in names},
+        {name: recorder.axes[name] for name in names},
         model=_fingerprint(checkpoint),
         config=hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(),
         texts=_digest_texts(chosen),
@@ -282,7 +284,8 @@ def collect_moments(
 class _Recorder:
     """Hooks on a model that sum ``x x^T`` over every input row, by the names the weights have in their files.
 
-    ``batch`` is the number of texts in the coming forward pass.
+    Rows wait in copies until there are enough for a fast product.  Layers fed the same tensor one after the
+    other share one copy and one product.  ``batch`` is the number of texts in the coming forward pass.
     """
 
     def __init__(
@@ -292,20 +295,20 @@ class _Recorder:
         from transformers.pytorch_utils import Conv1D
 
         self.batch = 0
-        self.sums: dict[str, torch.Tensor] = {}
         self.rows: dict[str, int] = defaultdict(int)
         self.axes: dict[str, int] = {}
+        self._sums: dict[str, np.ndarray] = {}
+        self._waiting: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._diagonal_above = diagonal_above
         self._stack = ExitStack()
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._seen: tuple[torch.Tensor, int, torch.Tensor] | None = None
+        self._product: tuple[list[torch.Tensor], np.ndarray] | None = None
         self._linear: dict[nn.Module, str] = {}
         self._embedding: dict[nn.Module, str] = {}
         stored = _stored_names(model, tensors)
         for module in model.modules():
             name = stored.get(id(getattr(module, "weight", None)))
-            if name is None:
-                continue
-            if isinstance(module, nn.Linear | Conv1D):
+            if isinstance(module, nn.Linear | Conv1D) and name is not None:
                 self._linear[module] = name
                 self.axes[name] = 0 if isinstance(module, Conv1D) else 1
         for module in model.modules():
@@ -323,45 +326,63 @@ class _Recorder:
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
-        self._last = None
 
     def moment(self, name: str) -> np.ndarray:
-        """The mean of ``x x^T`` seen so far, made exactly symmetric."""
-        mean = self.sums[name].numpy() / self.rows[name]
-        return (mean + mean.T) / 2 if mean.ndim == 2 else mean
+        """The mean of ``x x^T``, or its diagonal, over the rows seen so far."""
+        if self._waiting[name]:
+            self._flush(name)
+        return self._sums[name] / self.rows[name]
 
     def _see_rows(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name, inputs = self._linear[module], _first(args, kwargs)
-        self._add(name, self._gram(name, inputs), inputs.numel() // inputs.shape[-1])
+        name = self._linear[module]
+        copy = self._copy(name, _first(args, kwargs))
+        waiting = self._waiting[name]
+        waiting.append(copy)
+        self.rows[name] += len(copy)
+        if sum(map(len, waiting)) >= _BLOCK_ROWS:
+            self._flush(name)
 
-    def _gram(self, name: str, inputs: torch.Tensor) -> torch.Tensor:
-        """``x^T x`` of the input rows in float64; computed once for layers fed the same tensor in turn."""
-        if self._last is None or self._last[0] is not inputs:
-            rows = inputs.detach().reshape(-1, inputs.shape[-1]).double()
-            wide = rows.shape[1] > self._diagonal_above
-            gram = rows.square().sum(dim=0) if wide else rows.T @ rows
-            if not bool(gram.isfinite().all()):
+    def _copy(self, name: str, inputs: torch.Tensor) -> torch.Tensor:
+        """The input rows, safe from later changes in place; one copy for layers fed the same tensor."""
+        seen = self._seen
+        if seen is None or seen[0] is not inputs or seen[1] != inputs._version:
+            copy = inputs.detach().reshape(-1, inputs.shape[-1]).clone()
+            if not bool(copy.isfinite().all()):
                 raise InputError(
                     f"the input of layer {name} is not finite: "
                     "the model overflows on these texts or is damaged"
                 )
-            self._last = (inputs, gram)
-        return self._last[1]
+            self._seen = seen = (inputs, inputs._version, copy)
+        return seen[2]
 
-    def _see_indices(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _flush(self, name: str) -> None:
+        """Add the product of the rows that wait to the sum of tensor ``name``."""
         import torch
 
-        indices = _first(args, kwargs)
-        counts = torch.bincount(indices.flatten(), minlength=module.num_embeddings).double()  # type: ignore[arg-type]
-        repeats = self.batch if indices.shape[0] == 1 else 1  # positions come once for the whole batch
-        self._add(self._embedding[module], counts * repeats, indices.numel() * repeats)
+        blocks = self._waiting.pop(name)
+        last = self._product
+        if (
+            last is None
+            or len(last[0]) != len(blocks)
+            or any(a is not b for a, b in zip(last[0], blocks, strict=True))
+        ):
+            rows = torch.cat(blocks).double().numpy()
+            wide = rows.shape[1] > self._diagonal_above
+            self._product = last = (blocks, np.square(rows).sum(axis=0) if wide else rows.T @ rows)
+        self._add(name, last[1])
 
-    def _add(self, name: str, addend: torch.Tensor, rows: int) -> None:
-        if name in self.sums:
-            self.sums[name] += addend
+    def _see_indices(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name, indices = self._embedding[module], _first(args, kwargs)
+        counts = np.bincount(indices.flatten().numpy(), minlength=module.weight.shape[0]).astype(np.float64)  # type: ignore
+        repeats = self.batch if len(indices) == 1 else 1  # positions come once for the whole batch
+        self.rows[name] += indices.numel() * repeats
+        self._add(name, counts * repeats)
+
+    def _add(self, name: str, addend: np.ndarray) -> None:
+        if name in self._sums:
+            self._sums[name] += addend
         else:
-            self.sums[name] = addend.clone()
-        self.rows[name] += rows
+            self._sums[name] = addend.copy()
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -15,8 +15,8 @@ entry whose ``d`` is not finite, or above the largest bfloat16 in magnitude, can
 **Quantiser, bits 8, 4, 3, 2.**  ``levels k = 2**(bits - 1) - 1``.  Each ``span`` consecutive elements of the
 block (counted from its start; the last may be shorter) share the scale ``M``: the largest ``|d|`` of all of
 them, dropped or not, rounded up to bfloat16.  With ``h = M / k`` and ``a = |d| * (k / M)``, ``l = floor(a)``,
-a survivor's code is ``sign(d) min(k, l + [u < (a - l) t])``, computed in float64; 0 if ``M`` is 0.  The dither
-is the mask word used again: ``u = words(key)[i]`` is uniform on ``0 .. t - 1`` given that it is below
+a survivor's code is ``sign(d) min(k, l + [u < (a - l) t])``, computed in float64; 0 if ``M`` is 0.  The
+dither is the mask word used again: ``u = words(key)[i]`` is uniform on ``0 .. t - 1`` given that it is below
 ``t = threshold``.  (For a stored mask ``t = 2**32``.)  The mean is exact to the dither's resolution: the
 probability of rounding up is at least ``a - l`` and exceeds it by less than ``1 / t``, a bias of at most
 ``h / t``.  The decoded value is ``float32(float64(code) * float64(M) / (k * rescale))``.
@@ -34,8 +34,8 @@ streams.  Codings: 0 as they are, 1 raw DEFLATE, 2 raw DEFLATE of whole symbols,
 codes only), 3 and 4 byte gaps, as they are or raw DEFLATE (of a stored mask only).  The streams of kind 1:
 the stored mask if there is one (a bitmap, least significant bit first, or gaps: the distance from each kept
 position to the next, less one, a byte each, 255 for "255 more"); then the low and the high bytes of the
-scales, and the codes (``code + k``, ``bits`` bits each, least significant bit first); or for bits 16 the low and the
-high bytes of the survivors.  Kinds 2 and 3: one stream per byte of an element, lowest first.
+scales, and the codes (``code + k``, ``bits`` bits each, least significant bit first); or for bits 16 the low
+and the high bytes of the survivors.  Kinds 2 and 3: one stream per byte of an element, lowest first.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _STREAM = struct.Struct("<BI")
 
 @dataclass(frozen=True)
 class _Float:
-    """How one safetensors dtype is read: its raw bits, its numpy type, and the first sum that overflows it."""
+    """How one safetensors dtype is read: raw bits, numpy type, and the least sum that overflows it."""
 
     bits: Any
     number: Any
@@ -145,12 +145,15 @@ class Scheme:
 class BlockStats:
     """What was measured while one block was coded.
 
-    Sums are float64, per row where named so, in a fixed order; each is within ``(n + 8) u`` of its exact value,
-    relative, with ``n`` its number of terms and ``u = 2**-53`` (every term is >= 0; in fact nearer ``n / 16``).
+    Sums are float64, per row where named so, in a fixed order.  Every term is >= 0, and each sum is within
+    ``(n + 8) u`` of its exact value, relative, with ``n`` its number of terms and ``u = 2**-53`` (nearer
+    ``n u / 16`` as a rule).  The variance of a quantiser may in addition be off by ``k 2**-51`` times the sum
+    of ``m h^2`` (four times the proxy), because ``|d| / h`` is rounded before its fraction is taken.
     ``m_j`` is the column weight, or 1; ``V_ij`` the variance of the quantiser at ``d_ij`` (were it kept) by
-    its exact law, ``h^2 th (1 - th)`` with ``th = frac(|d| / h)`` or ``(hi - |d|)(|d| - lo)``; the step ``h_ij``
-    is ``M / k`` or ``hi - lo``; ``v_ij`` the decoded value, 0 if dropped.  Uncodable entries count as ``d = 0``,
-    base entries that are not finite as 0.  ``first_*`` are flat indices in the tensor, None if there is none.
+    its exact law, ``h^2 th (1 - th)`` with ``th = frac(|d| / h)`` or ``(hi - |d|)(|d| - lo)``; the step
+    ``h_ij`` is ``M / k`` or ``hi - lo``; ``v_ij`` the decoded value, 0 if dropped.  Uncodable entries count
+    as ``d = 0``, base entries that are not finite as 0.  ``first_*`` are flat indices in the tensor, None if
+    there is none.
     """
 
     kept: int
@@ -238,8 +241,8 @@ def encode_block(
     if count:
         scratch = np.empty(max(span, kernels.TILE), np.float64 if dtype == "F64" else np.float32)
         kernels.encode(
-            base, finetuned, mask, weight, columns, *_key(scheme), np.uint64(start), np.uint64(scheme.threshold),
-            float(scheme.levels), span, float(scheme.rescale), form.limit,
+            base, finetuned, mask, weight, columns, *_key(scheme), np.uint64(start),
+            np.uint64(scheme.threshold), float(scheme.levels), span, float(scheme.rescale), form.limit,
             scratch, scales, symbols, bfloats, moments, totals, counts, first,
         )  # fmt: skip
     kept = int(counts[kernels.KEPT])
@@ -256,7 +259,7 @@ def encode_block(
 def decode_block(
     payload: bytes, start: int, count: int, scheme: Scheme
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The survivors of a block: positions in the block (ascending int32 ``[kept]``) and values (float32 ``[kept]``).
+    """The survivors of a block: ascending positions in it (int32 ``[kept]``) and values (float32 ``[kept]``).
 
     ``start`` and ``count`` are those of the block that was coded.  A payload that is not the code of such a
     block raises :class:`InputError`.
@@ -281,7 +284,9 @@ def decode_block(
         if np.any(scales >= 0x7F80):
             raise InputError("a scale of this block is negative or not finite: the delta is damaged")
         symbols = _decode_symbols(*streams[2], kept, scheme.bits)
-        kernels.dequantise(index, symbols, scales, scheme.span, float(scheme.levels), float(scheme.rescale), value)
+        kernels.dequantise(
+            index, symbols, scales, scheme.span, float(scheme.levels), float(scheme.rescale), value
+        )
     else:
         bfloats = _merge([_decode(*stream, kept, "survivors") for stream in streams], np.uint16)
         if np.any((bfloats & 0x7F80) == 0x7F80):
@@ -298,10 +303,11 @@ def apply_block(
     """The weights ``base + value``, as raw bits of the shape of ``base_bits``, and how many overflowed.
 
     ``index`` holds distinct positions in the flattened block.  The sum is taken in float32 (float64 for
-    F64) and rounded once, to nearest even; entries without a value, or with value 0, keep the bits of the base.
+    F64) and rounded once, to nearest even; entries without a value, or with value 0, keep the base's bits.
     An overflow is a finite base that is finite no more.
 
-    >>> bits, overflow = apply_block(np.zeros(3, np.uint16), "BF16", np.array([1]), np.array([1.5], np.float32))
+    >>> base = np.zeros(3, np.uint16)
+    >>> bits, overflow = apply_block(base, "BF16", np.array([1]), np.array([1.5], np.float32))
     >>> [hex(b) for b in bits], overflow
     (['0x0', '0x3fc0', '0x0'], 0)
     """
@@ -376,7 +382,9 @@ def _form(dtype: str) -> _Float:
     try:
         return _FLOATS[dtype]
     except KeyError:
-        raise InputError(f"a delta of dtype {dtype!r} cannot be coded; it takes {', '.join(DTYPES)}") from None
+        raise InputError(
+            f"a delta of dtype {dtype!r} cannot be coded; it takes {', '.join(DTYPES)}"
+        ) from None
 
 
 def _check_bits(bits: Bits, form: _Float) -> None:
@@ -471,7 +479,7 @@ def _deflate(stream: NDArray[np.uint8], strategy: int) -> bytes:
     return coder.compress(stream.data) + coder.flush()
 
 
-def _best_deflate(stream: NDArray[np.uint8], room: int) -> bytes | None:
+def _deflated(stream: NDArray[np.uint8], room: int) -> bytes | None:
     """The stream in fewer than ``room`` bytes by raw DEFLATE, or None.
 
     The histogram decides what is tried, so that no time goes into a stream that will not shrink: Huffman
@@ -492,7 +500,7 @@ def _best_deflate(stream: NDArray[np.uint8], room: int) -> bytes | None:
 
 
 def _code(stream: NDArray[np.uint8], coding: Coding) -> tuple[int, bytes]:
-    packed = _best_deflate(stream, stream.size) if coding == "entropy" else None
+    packed = _deflated(stream, stream.size) if coding == "entropy" else None
     return (_RAW, stream.tobytes()) if packed is None else (_DEFLATE, packed)
 
 
@@ -500,7 +508,7 @@ def _code_symbols(symbols: NDArray[np.uint8], bits: int, coding: Coding) -> tupl
     room = -(-symbols.size * bits // 8)
     if coding == "entropy":
         whole = _pack(symbols, bits, bits * (8 // bits))
-        packed = _best_deflate(whole, room)
+        packed = _deflated(whole, room)
         if packed is not None:
             return _DEFLATE_SYMBOLS, packed
     return _RAW, _pack(symbols, bits, 8).tobytes()
@@ -532,7 +540,9 @@ def _split(payload: bytes, kind: int, most: int, names: Sequence[str]) -> tuple[
     """The number of entries, and (coding, bytes) of each stream."""
     table = _HEAD.size + len(names) * _STREAM.size
     if len(payload) < table:
-        raise InputError(f"a block of {len(payload)} bytes has no room for its header of {table}: the delta is cut")
+        raise InputError(
+            f"a block of {len(payload)} bytes has no room for its header of {table}: the delta is cut"
+        )
     found, streams, number = _HEAD.unpack_from(payload)
     if found != kind or streams != len(names) or number > most:
         raise InputError(
@@ -545,7 +555,9 @@ def _split(payload: bytes, kind: int, most: int, names: Sequence[str]) -> tuple[
         out.append((coding, payload[at : at + length]))
         at += length
     if at != len(payload):
-        raise InputError(f"the streams of a block take {at} bytes and it has {len(payload)}: the delta is damaged")
+        raise InputError(
+            f"the streams of a block take {at} bytes and it has {len(payload)}: the delta is damaged"
+        )
     return number, out
 
 
@@ -554,7 +566,9 @@ def _inflate(stream: bytes, most: int, name: str) -> bytes:
     try:
         out = decoder.decompress(stream, most + 1)
     except zlib.error as error:
-        raise InputError(f"the {name} of a block cannot be inflated ({error}): the delta is damaged") from None
+        raise InputError(
+            f"the {name} of a block cannot be inflated ({error}): the delta is damaged"
+        ) from None
     if not decoder.eof or decoder.unused_data or len(out) > most:
         raise InputError(f"the {name} of a block inflate to the wrong length: the delta is damaged")
     return out
@@ -604,9 +618,7 @@ def _decode_mask(coding: int, stream: bytes, kept: int, count: int) -> NDArray[n
 
 def _drawn_mask(start: int, count: int, scheme: Scheme) -> NDArray[np.int32]:
     index = np.empty(count + kernels.SLACK, np.int32)
-    found = kernels.survivors(
-        *_key(scheme), np.uint64(start), count, np.uint64(scheme.threshold), index
-    )
+    found = kernels.survivors(*_key(scheme), np.uint64(start), count, np.uint64(scheme.threshold), index)
     return index[:found]
 
 
@@ -614,6 +626,8 @@ def _decode_planes(payload: bytes, kind: int, dtype: np.dtype[Any], count: int) 
     names = [f"bytes of plane {plane}" for plane in range(dtype.itemsize)]
     number, streams = _split(payload, kind, count, names)
     if number != count:
-        raise InputError(f"a block holds {number} entries and its tensor asks for {count}: the delta is damaged")
+        raise InputError(
+            f"a block holds {number} entries and its tensor asks for {count}: the delta is damaged"
+        )
     planes = [_decode(*stream, count, name) for stream, name in zip(streams, names, strict=True)]
     return _merge(planes, dtype)

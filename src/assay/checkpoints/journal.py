@@ -21,7 +21,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from assay.checkpoints.output import FileLock, disk_errors
-from assay.core.errors import InputError
+from assay.core.errors import AssayError, InputError
 
 JOURNAL_VERSION = 1
 _CHECK_DIGITS = 32
@@ -235,7 +235,10 @@ class Journal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if isinstance(error, AssayError):
+            self.discard()  # the run would fail again, or the disk is full and needs the room
+        else:
+            self.close()
 
 
 def _canonical(value: Any) -> str:

@@ -5,8 +5,12 @@ the same bits on any machine and for any number of workers (:mod:`assay.checkpoi
 
 Floats enter as the raw bits of a file: ``uint16`` holds bfloat16, ``uint32`` float32, ``uint64`` float64.
 Arguments are trusted here; :mod:`assay.checkpoints.codec` defines the format and checks them.
+
+Compiled code is cached under the time of change of this file only: after an edit of ``lanes.py`` or
+``philox.py``, touch this one.
 """
-# mypy: disable-error-code="no-untyped-def"
+# mypy: ignore-errors
+# numba infers the types of these functions from their arguments, by rules that mypy does not know
 
 from __future__ import annotations
 
@@ -220,7 +224,7 @@ def _note(event, at, counts, first):
 
 @njit(nogil=True, error_model="numpy")
 def _set_aside(base, finetuned, at, delta, counts, first):
-    """Count the entries that cannot be coded, make their delta 0, and return the energy of the finite base."""
+    """Count what cannot be coded, make its delta 0, and return the energy of the finite base."""
     energy = 0.0
     for i in range(delta.size):
         b = float_of(base[i])
@@ -245,7 +249,7 @@ def _scale(peak):
 
 @njit(nogil=True, error_model="numpy")
 def _positions(words, last, index):
-    """Write the positions of words <= last, ascending; ``words`` is a multiple of 64 long, ``index`` 8 longer."""
+    """Write the positions of words <= last, ascending; ``words`` is 64 n long, ``index`` 8 longer."""
     filled = 0
     for lo in range(0, words.size, 64):
         mask = mask_of_words(words, lo, last)
@@ -356,7 +360,9 @@ def encode(
     if not stored and threshold > np.uint64(0):
         last = np.uint32(threshold - np.uint64(1))
     words = np.empty(tile + SLACK, np.uint32)
-    mask = np.ones(tile, np.uint32)  # stands in for the words where they do not decide: 1 > last = 0 is dropped
+    mask = np.ones(
+        tile, np.uint32
+    )  # stands in for the words where they do not decide: 1 > last = 0 is dropped
     index = np.empty(tile + SLACK, np.int32)
     lanes = np.zeros(6 * LANES)
     x = np.empty(tile)
@@ -542,7 +548,7 @@ def pack_symbols(symbols, bits, width, out):
 
 @njit(cache=True, nogil=True)
 def unpack_symbols(packed, bits, width, symbols):
-    """The inverse of :func:`pack_symbols`; returns the bits left over in the last byte (0 when well formed)."""
+    """The inverse of :func:`pack_symbols`; returns the bits left over at the end (0 when well formed)."""
     pending = np.uint32(0)
     held = 0
     at = 0

@@ -104,7 +104,9 @@ def square_lanes(_: Any, bits: Any, begin: Any, end: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def span_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, inverse_step: Any, lanes: Any) -> Any:
+def span_lanes(
+    _: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, inverse_step: Any, lanes: Any
+) -> Any:
     """th (1 - th) with th = frac(|d| * inverse_step), into ``lanes[0:16]``; d^2 where word > last, into [16:32];
     d^4 into [32:48]."""
 

@@ -311,12 +311,16 @@ def _decoded(
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray] | None:
     """One delta's block: survivors as (positions, values), a dense difference, or None for no change."""
     record = patch.records.get(task.info.name)
-    if record is None or record["treatment"] in ("unchanged", "absent", "exact"):
+    if record is None or record["treatment"] in ("unchanged", "absent"):
         return None
     source = patch.records[record["of"]] if record["treatment"] == "alias" else record
     if source["treatment"] == "unchanged":
         return None
     payload = patch.block(source["name"], task.block)
+    if source["treatment"] == "exact":  # a scalar: every other tensor of the base is coded against it
+        return difference(
+            bits, codec.decode_exact(payload, bits.dtype, bits.size).reshape(bits.shape), source["dtype"]
+        )
     if source["treatment"] == "lossless":
         rows = bits
         if source.get("base_dtype"):

@@ -30,7 +30,7 @@ import numpy as np
 
 from assay.checkpoints.header import LENGTH_BYTES, TensorInfo, parse_header, strict_json
 from assay.checkpoints.io import MARKER, read_shard
-from assay.core.errors import InputError
+from assay.core.errors import AssayError, InputError
 
 Data: TypeAlias = bytes | bytearray | memoryview | np.ndarray
 
@@ -271,7 +271,8 @@ class AtomicFile:
 
     Args:
         out: its final place.
-        keep: keep ``OUT.partial`` when the block fails, and begin with what it holds: for runs that a journal
+        keep: keep ``OUT.partial`` when the block is interrupted (not when an `AssayError` ends it: that run
+            would fail again, or needs the room), and begin with what it holds: for runs that a journal
             lets resume.
 
     Raises:
@@ -318,7 +319,7 @@ class AtomicFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        committed = False
+        committed, refused = False, isinstance(error, AssayError)
         try:
             if kind is None:
                 self.sync()
@@ -326,10 +327,13 @@ class AtomicFile:
                     os.replace(self.partial, self.out)
                     committed = True
                     _flush_folder(self.out.parent)
+        except AssayError:
+            refused = True
+            raise
         finally:
             os.close(self.descriptor)
             self.descriptor = -1
-            if not (committed or self._keep):
+            if not committed and (refused or not self._keep):
                 self.partial.unlink(missing_ok=True)
             self._lock.release()
 
@@ -396,7 +400,7 @@ class AtomicFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        committed = False
+        committed, refused = False, isinstance(error, AssayError)
         try:
             if kind is None:
                 with disk_errors(self.out):
@@ -404,8 +408,11 @@ class AtomicFolder:
                     _flush_tree(self.partial)
                     _put_in_place(self.partial, self.out)
                     committed = True
+        except AssayError:
+            refused = True
+            raise
         finally:
-            if not (committed or self._keep):
+            if not committed and (refused or not self._keep):
                 shutil.rmtree(self.partial, ignore_errors=True)
             self._lock.release()
 

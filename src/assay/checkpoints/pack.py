@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output,
 from assay.checkpoints.plan import LOSSY, Settings, TensorPlan
 from assay.core.certificate import Certificate
 from assay.core.errors import InputError
-from assay.missions.dare.algorithm.tails import tail_threshold
+from assay.missions.dare.algorithm.tails import ThresholdMethod, tail_threshold
 from assay.numerics.philox import key_for
 
 Progress = Callable[[int, int, str], None]
@@ -165,9 +166,11 @@ class _Sink:
     def __enter__(self) -> _Sink:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.journal is not None:
-            self.journal.close()
+            self.journal.__exit__(kind, error, trace)
 
     @property
     def end(self) -> int:
@@ -339,14 +342,14 @@ def _largest_output(job: Job, plan: TensorPlan, sums: TensorSums, tails: str) ->
     weight = job.weight(plan)
     if weight is not None:
         coefficients *= np.sqrt(weight)
-    method = "lattice" if tails == "lattice" else "chernoff-split"
+    method: ThresholdMethod = "lattice" if tails == "lattice" else "chernoff-split"
     bound = tail_threshold(
         coefficients,
         float(plan.drop_prob),
         float(job.settings.gamma),
         method,
         rescale=plan.rescale,
-        noise_proxy=sums.worst_step_proxy / plan.rescale**2,
+        noise=sums.worst_step_proxy / plan.rescale**2,
     )
     name = "lattice" if tails == "lattice" else "chernoff"
     return [

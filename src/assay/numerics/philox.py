@@ -68,7 +68,7 @@ def key_for(seed: int, name: str) -> Key:
 
 
 def words(key: Key, start: int, count: int, stream: int = 0) -> NDArray[np.uint32]:
-    """Words ``start .. start + count - 1`` of the stream of ``key``: uint32 ``[count]``, uniform on 0..2**32-1.
+    """Words ``start .. start + count - 1`` of the stream of ``key``: uint32 ``[count]``, each uniform.
 
     Cost: about half a nanosecond a word.  ``start`` is any integer in ``0 .. 2**66 - count``; ``stream``
     (0..2**32-1) selects one of 2**32 disjoint streams of the same key.
@@ -80,7 +80,9 @@ def words(key: Key, start: int, count: int, stream: int = 0) -> NDArray[np.uint3
     True
     """
     if count < 0 or start < 0 or start + count > _LAST_WORD:
-        raise InputError(f"no words {start} .. {start + count} in a Philox stream: they are numbered 0 .. 2**66 - 1")
+        raise InputError(
+            f"no words {start} .. {start + count} in a Philox stream: they are numbered 0 .. 2**66 - 1"
+        )
     if not all(0 <= word <= _MASK32 for word in (*key, stream)):
         raise InputError("a Philox key is two words, and a stream one word, in 0..2**32 - 1")
     skip = start % 4

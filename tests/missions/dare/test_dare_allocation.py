@@ -93,6 +93,12 @@ def test_optimal_rescale_cases():
     np.testing.assert_allclose(linear.keep_prob, [0.75], rtol=1e-12)
     concave = allocation.allocate_optimal_rescale([4.0], [12.0], [10.0], 1.0)  # error 12 (1-k)/(3-2k) = 1
     np.testing.assert_allclose(concave.keep_prob, [0.9], rtol=1e-12)
+    # The dual sees the convex hull of the error, the line from (0, 4) to (10, 0): 7.5 entries at error 1.
+    assert (concave.kept, concave.least_kept) == (pytest.approx(9.0), pytest.approx(7.5))
+    # Two such layers: the second whole, then the first to error 3 (half of it; a quarter on its hull).
+    two = allocation.allocate_optimal_rescale([4.0, 8.0], [12.0, 24.0], [10.0, 10.0], 3.0)
+    np.testing.assert_allclose(two.keep_prob, [0.5, 1.0], rtol=1e-12)
+    assert (two.kept, two.least_kept) == (pytest.approx(15.0), pytest.approx(12.5))
     silent = allocation.allocate_optimal_rescale([0.0, 4.0], [3.0, 4.0], [1.0, 1.0], 1.0)
     np.testing.assert_allclose(silent.keep_prob, [0.0, 0.75], rtol=1e-12)
 

@@ -98,6 +98,67 @@ def test_the_compiled_steps_take_the_naive_decisions():
     assert tuple(d2.keep[0, order]) == naive.derandomised_fixed_size(exact_v, exact_m, 3, F(1, 2))[0]
 
 
+def column_by_column(delta, moment, p, q, penalty):
+    """D1 without blocks: one rank-one update per column."""
+    mean = 1 - (1 - p) / q
+    error, keep = mean * delta, np.zeros(delta.shape, dtype=bool)
+    gradient = error @ moment
+    for j in np.argsort(-(delta**2).sum(axis=0) * moment.diagonal(), kind="stable"):
+        w, d = delta[:, j], moment[j, j]
+        base, kept = gradient[:, j] - error[:, j] * d, w * (1 - 1 / q)
+        keep[:, j] = 2 * kept * base + kept**2 * d + penalty < 2 * w * base + w**2 * d
+        change = np.where(keep[:, j], kept, w) - error[:, j]
+        error[:, j] += change
+        gradient += np.outer(change, moment[j])
+    return keep
+
+
+def fixed_size_column_by_column(delta, moment, kept, q):
+    """D2 without maintained sums: every conditional expectation from its definition."""
+    (m, n), keep = delta.shape, np.zeros(delta.shape, dtype=bool)
+    order = np.argsort(-(delta**2).sum(axis=0) * moment.diagonal(), kind="stable")
+    for i in range(m):
+        error, left = np.zeros(n), kept
+        for position, j in enumerate(order):
+            rest = order[position + 1 :]
+            w, sub = delta[i, rest], moment[np.ix_(rest, rest)]
+            values = []
+            for branch in (0, 1):
+                error[j] = delta[i, j] * (1 - branch / q)
+                value = error @ moment @ error
+                if rest.size:
+                    share = (left - branch) / rest.size
+                    value += 2 * (1 - share / q) * error @ moment[:, rest] @ w
+                    if 0 <= share <= 1:
+                        value += masks.fixed_size_expectation(w, sub, left - branch, q)
+                    else:
+                        value = np.inf
+                elif left != branch:
+                    value = np.inf
+                values.append(value)
+            keep[i, j] = values[1] < values[0]
+            error[j] = delta[i, j] * (1 - keep[i, j] / q)
+            left -= int(keep[i, j])
+    return keep
+
+
+@pytest.mark.parametrize("q", [0.25, 0.6])
+def test_blocks_change_nothing(q):
+    rng = np.random.default_rng(8)
+    moment, delta = calibrated(rng, 290, True), rng.standard_normal((6, 290))
+    mask = masks.derandomise(delta, moment, 0.75, rescale=q, penalty=3.0)
+    np.testing.assert_array_equal(mask.keep, column_by_column(delta, moment, 0.75, q, 3.0))
+
+
+@pytest.mark.parametrize("q", [0.25, 0.6])
+def test_blocks_change_nothing_at_fixed_size(monkeypatch, q):
+    monkeypatch.setattr(masks, "_BLOCK", 16)
+    rng = np.random.default_rng(9)
+    moment, delta = calibrated(rng, 40, True), rng.standard_normal((12, 40))
+    mask = masks.derandomise(delta, moment, 0.75, rescale=q, method="d2")
+    np.testing.assert_array_equal(mask.keep, fixed_size_column_by_column(delta, moment, 10, q))
+
+
 def calibrated(rng, n, correlated):
     x = rng.standard_normal((2 * n, n))
     if correlated:

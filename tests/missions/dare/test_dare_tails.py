@@ -302,6 +302,9 @@ def test_quantised_threshold_holds_exactly():
     last = naive.quantised_law(w[2:], x[2:], p, F(1, 4), F(1), 4)
     both = [(a + b, m * k) for a, m in atoms for b, k in last]
     assert float(sum(m for v, m in both if abs(v) > bound.threshold)) <= gamma
+    alone = tails.quantised_threshold([1.0], [2.0], 0.5, 0.05, 0.5).threshold
+    proxy = (0.5 * 4 / 2 + 4 * 0.25 / 4) / 0.25
+    assert alone == pytest.approx(math.sqrt(2 * proxy * math.log(40)), rel=1e-14)
     plain = tails.quantised_threshold(np.array(w, float), np.array(x, float), float(p), gamma, 0.0)
     c = [float(a * b) for a, b in zip(w, x, strict=True)]
     assert plain.threshold == pytest.approx(threshold(c, float(p), gamma, "ks"), rel=1e-14)
@@ -336,3 +339,26 @@ def test_strength_is_named():
     assert tails.tail_threshold([1.0, 2.0], 0.5, 0.1, "saddlepoint").strength == "estimate, not a bound"
     assert tails.tail_threshold([1.0, 2.0], 0.5, 0.1, "lattice").strength == "certified bracket"
     assert tails.tail_threshold([1.0, 2.0], 0.5, 0.1).lower is None
+
+
+@pytest.mark.parametrize("method", ["ks", "signed", "chernoff", "chernoff-split", "lattice"])
+def test_noise_is_covered_by_the_threshold(method):
+    """Three-atom law by enumeration: mask, and a quantiser of step h on each survivor (1.h)."""
+    weights, steps, p = np.array([1.0, -2.0, 0.5, 1.5]), np.array([0.6, 0.8, 0.3, 0.7]), 0.6
+    atoms = [(0.0, 1.0)]
+    for w, h in zip(weights, steps, strict=True):
+        low = np.floor(w / h) * h
+        up = (w - low) / h
+        kept = [(w - low / (1 - p), (1 - p) * (1 - up)), (w - (low + h) / (1 - p), (1 - p) * up)]
+        atoms = [(s + e, q * r) for s, q in atoms for e, r in [(w, p), *kept]]
+    values, probs = (np.array(column) for column in zip(*atoms, strict=True))
+    assert abs(values @ probs) < 1e-12
+    noise = float((steps**2).sum()) / 4 / (1 - p) ** 2
+    for gamma in (0.3, 0.05, 0.01):
+        threshold = tails.tail_threshold(weights, p, gamma, method, noise=noise).threshold
+        assert probs[np.abs(values) > threshold * (1 + 1e-12)].sum() <= gamma
+        assert threshold >= tails.tail_threshold(weights, p, gamma, method).threshold
+    alone = tails.tail_threshold(np.zeros(3), p, 0.05, method, noise=2.0).threshold
+    assert alone == pytest.approx(math.sqrt(4 * math.log(2 / 0.05)), rel=0.5)
+    with pytest.raises(InputError):
+        tails.tail_threshold(weights, p, 0.05, "exact", noise=1.0)

@@ -206,6 +206,8 @@ class BernoulliSum:
         scale: s [n], not negative.
         prob: a [n], in (0, 1].
         complement: 1 - a [n], kept beside a so that neither is lost to rounding near 0.
+        noise: proxy v of a further error that is sub-Gaussian given the v_j, such as a quantiser's: its
+            moment generating function is at most e^{v t^2/2}.  Bounds take it in; the variance counts it whole.
 
     >>> law = centred_law([1.0], 0.99)                        # H is 1 (dropped) or -99 (kept)
     >>> round(law.supremum, 9), round(law.mirror().supremum, 9)
@@ -215,15 +217,16 @@ class BernoulliSum:
     scale: Floats
     prob: Floats
     complement: Floats
+    noise: float = 0.0
 
     @property
     def variance(self) -> float:
-        return float(np.sum(self.scale**2 * self.prob * self.complement))
+        return float(np.sum(self.scale**2 * self.prob * self.complement)) + self.noise
 
     @property
     def supremum(self) -> float:
-        """Essential supremum, sum of the larger atoms."""
-        return float(np.sum(self.scale * self.complement))
+        """Essential supremum, sum of the larger atoms; unknown, so infinite, with noise."""
+        return math.inf if self.noise else float(np.sum(self.scale * self.complement))
 
     @property
     def log_supremum_mass(self) -> float:
@@ -232,7 +235,7 @@ class BernoulliSum:
 
     def mirror(self) -> BernoulliSum:
         """The law of -X."""
-        return BernoulliSum(self.scale, self.complement, self.prob)
+        return BernoulliSum(self.scale, self.complement, self.prob, self.noise)
 
     def log_mgf(self, t: float) -> LogMgf:
         """K(t) = ln E e^{tX} with K'(t) and K''(t), for t >= 0 (use the mirror for t < 0).
@@ -246,9 +249,9 @@ class BernoulliSum:
         spread = self.scale * a * b / normaliser
         logs = np.where(normaliser < 0.5, np.log(normaliser), np.log1p(np.maximum(b * minus, -0.75)))
         return LogMgf(
-            float(np.sum(b * x + logs)),
-            float(-np.sum(spread * minus)),
-            float(np.sum(spread * self.scale * decay / normaliser)),
+            float(np.sum(b * x + logs)) + self.noise * t * t / 2.0,
+            float(-np.sum(spread * minus)) + self.noise * t,
+            float(np.sum(spread * self.scale * decay / normaliser)) + self.noise,
         )
 
     def tilt(self, t: float) -> BernoulliSum:
@@ -260,11 +263,11 @@ class BernoulliSum:
     def varying(self) -> BernoulliSum:
         """Without the coordinates that do not vary (a tilt may make one certain to rounding)."""
         keep = (self.scale > 0.0) & (self.prob > 0.0) & (self.complement > 0.0)
-        return BernoulliSum(self.scale[keep], self.prob[keep], self.complement[keep])
+        return BernoulliSum(self.scale[keep], self.prob[keep], self.complement[keep], self.noise)
 
     def proxy(self) -> float:
         """Kearns-Saul variance proxy v = sum s_j^2 Phi(a_j)/2:  ln E e^{tX} <= v t^2/2 for every t."""
-        return float(np.sum(self.scale**2 * self._phi())) / 2.0
+        return float(np.sum(self.scale**2 * self._phi())) / 2.0 + self.noise
 
     def upper_proxy(self) -> float:
         """One-sided proxy: ln E e^{tX} <= v t^2/2 for t >= 0, with v at most :meth:`proxy`.
@@ -273,13 +276,16 @@ class BernoulliSum:
         tilted variance a(1-a) only falls as t grows (one-sided lemma of Berend and Kontorovich).
         """
         falls = self.prob >= 0.5
-        return float(np.sum(self.scale**2 * np.where(falls, self.prob * self.complement, self._phi() / 2.0)))
+        parts = np.where(falls, self.prob * self.complement, self._phi() / 2.0)
+        return float(np.sum(self.scale**2 * parts)) + self.noise
 
     def _phi(self) -> Floats:
         return phi(np.minimum(self.prob, self.complement))
 
 
-def centred_law(coefficients: ArrayLike, drop_prob: Any, rescale: Any = None) -> BernoulliSum:
+def centred_law(
+    coefficients: ArrayLike, drop_prob: Any, rescale: Any = None, *, noise: float = 0.0
+) -> BernoulliSum:
     """The law of H_q - E H_q; coordinates that cannot vary (c = 0, or drop_prob 0 or 1) are left out.
 
     Arguments and errors as in :func:`moments` (float64).
@@ -289,7 +295,9 @@ def centred_law(coefficients: ArrayLike, drop_prob: Any, rescale: Any = None) ->
     scale = np.abs(c) / q
     dropped_is_larger = c > 0.0
     prob, complement = np.where(dropped_is_larger, p, 1.0 - p), np.where(dropped_is_larger, 1.0 - p, p)
-    return BernoulliSum(scale, prob, complement).varying()
+    if not 0.0 <= noise < math.inf:
+        raise InputError(f"noise is {noise}; the proxy of a further error is a finite number, at least 0")
+    return BernoulliSum(scale, prob, complement, float(noise)).varying()
 
 
 def log_mgf(t: float, coefficients: ArrayLike, drop_prob: Any, rescale: Any = None) -> LogMgf:

@@ -42,7 +42,7 @@ def saddle_argument(law: BernoulliSum, level: float) -> float:
 
 def tail(law: BernoulliSum, level: float) -> float:
     """Least exponential-moment bound on P(X >= level); at the supremum and beyond, the exact value."""
-    if level <= 0.0 or law.scale.size == 0:
+    if level <= 0.0 or law.variance == 0.0:
         return 1.0 if level <= 0.0 else 0.0
     top = law.supremum
     if level > top * (1.0 + EDGE):
@@ -59,7 +59,7 @@ def one_sided_threshold(law: BernoulliSum, log_inverse: float) -> float:
     The minimum is where t K'(t) - K(t) = log_inverse, an increasing function of t; clipped at the
     essential supremum, which no outcome exceeds.
     """
-    if law.scale.size == 0:
+    if law.variance == 0.0:
         return 0.0
     top, best = law.supremum, math.inf
     low, high = 0.0, math.inf
@@ -95,7 +95,7 @@ def split_threshold(law: BernoulliSum, gamma: float) -> float:
 
 def two_sided_threshold(law: BernoulliSum, gamma: float) -> float:
     """Smallest s with tail(law, s) + tail(mirror, s) <= gamma, clipped at the largest |outcome|."""
-    if law.scale.size == 0:
+    if law.variance == 0.0:
         return 0.0
     mirror = law.mirror()
     log_inverse = math.log(1.0 / gamma)

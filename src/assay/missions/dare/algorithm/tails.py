@@ -16,6 +16,7 @@ Specification 1.b, 1.f and 1.h.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -140,6 +141,7 @@ def tail_threshold(
     method: ThresholdMethod = "chernoff",
     *,
     rescale: Any = None,
+    noise: float = 0.0,
     bins: int = LATTICE_BINS,
 ) -> TailThreshold:
     """Level that |H_q - E H_q| exceeds with probability at most gamma.
@@ -150,17 +152,22 @@ def tail_threshold(
         gamma: failure probability in (0, 1).
         method: see the module's table; each row is at most the one above it (``exact`` at most ``lattice``).
         rescale: q, one number or one per coefficient; ``None`` is 1 - p.
+        noise: sub-Gaussian proxy, given the mask, of an error that comes on top (the quantiser's, 1.h); the
+            bounds of the first five methods then hold for the sum.
         bins: lattice size N, a power of two (``lattice`` only).
 
     Raises:
-        InputError: an argument out of range, an unknown method, or too many coefficients to enumerate.
+        InputError: an argument out of range, an unknown method, noise with a method that cannot take it in,
+            or too many coefficients to enumerate.
 
     >>> tail_threshold([1.0], 0.99, 0.005, "ks").threshold, tail_threshold([1.0], 0.99, 0.005).threshold
     (113.03973043584743, 98.99999999999991)
     """
     _checks.choice(method, "method", get_args(ThresholdMethod))
     failure = _checks.failure_prob(gamma)
-    law = centred_law(coefficients, drop_prob, rescale)
+    if noise and method in ("exact", "saddlepoint"):
+        raise InputError(f"the method {method!r} knows the law of the mask alone; use 'lattice' with noise")
+    law = centred_law(coefficients, drop_prob, rescale, noise=noise)
     lower: float | None = None
     if method == "ks":
         threshold = math.sqrt(2.0 * law.proxy() * math.log(2.0 / failure))
@@ -171,13 +178,25 @@ def tail_threshold(
     elif method == "chernoff-split":
         threshold = chernoff.split_threshold(law, failure)
     elif method == "lattice":
-        lower, threshold = lattice.threshold(law, failure, _power_of_two(bins))
+        lower, threshold = _lattice_threshold(law, failure, _power_of_two(bins))
     elif method == "exact":
         value, prob = _centred_atoms(coefficients, drop_prob, rescale)
         threshold = lower = quantile(value, prob, failure)
     else:
         threshold = _saddlepoint_threshold(law, failure)
     return TailThreshold(threshold, failure, method, STRENGTHS[method], lower)
+
+
+def _lattice_threshold(law: BernoulliSum, failure: float, bins: int) -> tuple[float | None, float]:
+    """The lattice bracket; a hundredth of the failure probability buys the noise a bound of its own."""
+    if not law.noise:
+        return lattice.threshold(law, failure, bins)
+    share = failure / 100.0
+    spread = math.sqrt(2.0 * law.noise * math.log(2.0 / share))
+    mask = dataclasses.replace(law, noise=0.0)
+    if not mask.scale.size:
+        return None, spread
+    return None, lattice.threshold(mask, failure - share, bins)[1] + spread
 
 
 def tail_probability(
