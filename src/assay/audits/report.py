@@ -107,11 +107,11 @@ class AuditReport:
             "reason": self.reason,
             "seed": self.seed,
             "without": list(self.without),
-            "counterexample": self.counterexample and _counterexample(self.counterexample),
+            "counterexample": self.counterexample and counterexample_document(self.counterexample),
             "found_by": self.found_by,
             "seconds_to_hit": self.seconds_to_hit,
             "closest": self.closest and _approach(self.closest),
-            "verdict": self.verdict and _verdict(self.verdict),
+            "verdict": self.verdict and verdict_document(self.verdict),
             "exhaustive": self.exhaustive,
             "resolution": self.resolution
             and {
@@ -136,12 +136,13 @@ class AuditReport:
         }
 
 
-def _counterexample(found: Counterexample) -> dict[str, Any]:
+def counterexample_document(found: Counterexample) -> dict[str, Any]:
+    """A counterexample as JSON."""
     return {
         "claim": found.claim_id,
         "grade": found.grade,
         "instance": encode(found.instance),
-        "verdict": _verdict(found.verdict),
+        "verdict": verdict_document(found.verdict),
     }
 
 
@@ -149,7 +150,8 @@ def _approach(approach: Approach | DeadHit) -> dict[str, Any]:
     return {"instance": encode(approach.instance), "slack": approach.slack}
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def verdict_document(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as JSON, both sides exact and in six digits."""
     result: dict[str, Any] = {
         "truth": verdict.truth.value,
         "strength": verdict.strength.value,

@@ -85,7 +85,9 @@ class Store:
         rows: list[dict[str, Any]] = []
         for instance, e in evidence.items():
             logs = [None if w is None else [x.hex() for x in w.logs] for w in e.wealth]
-            rows.append({"instance": encode(instance), "draws": e.draws, "total": e.total.hex(), "logs": logs})
+            rows.append(
+                {"instance": encode(instance), "draws": e.draws, "total": e.total.hex(), "logs": logs}
+            )
         self._write(self._evidence_path(claim), {"code_sha256": claim.digest(), "evidence": rows})
 
     def _evidence_path(self, claim: Claim) -> Path:
