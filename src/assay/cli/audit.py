@@ -48,7 +48,7 @@ class Chosen:
 @click.option(
     "--attack", "attacks", multiple=True, metavar="NAME", help="Use this attack only; may be repeated."
 )
-@click.option("--ablate", is_flag=True, help="Drop each premise in turn: which of them carry the claim?")
+@click.option("--ablate", is_flag=True, help="Drop each premise in turn, to see which of them carry the claim.")
 @click.option(
     "--sharpen",
     type=click.Choice(["value", "exponent"]),
@@ -76,6 +76,7 @@ def command(ctx: click.Context, out: Output, **options: Any) -> None:
     """
     chosen = choose(options["claims"])
     _check(options, chosen)
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(_cache() / "hypothesis"))
     if options["replay"] is not None:
         ctx.exit(_replayed(chosen, options, out))
     if options["ablate"] or options["sharpen"]:
@@ -127,8 +128,11 @@ def _store(options: Mapping[str, Any]) -> Store | None:
 
     if options["no_store"] or options["without"]:
         return None
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Store(options["folder"] or cache / "assay" / "counterexamples")
+    return Store(options["folder"] or _cache() / "counterexamples")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"
 
 
 def _audited(chosen: Chosen, options: Mapping[str, Any], out: Output) -> int:
