@@ -172,3 +172,13 @@ def test_a_file_that_does_not_import(invoke):
     result = invoke("audit", "broken.py")
     assert result.exit_code == 2
     assert "broken.py does not import: ModuleNotFoundError" in result.stderr
+
+
+def test_list_and_show_of_a_file(invoke):
+    assert "variants.projection" in invoke("list", VARIANTS).stdout
+    assert "variants.projection" in invoke("show", VARIANTS).stdout
+    page = invoke("show", VARIANTS, "variants.projection").stdout
+    assert "u in the ball (checked)" in page
+    wrong = invoke("show", VARIANTS, "variants.projektion")
+    assert (wrong.exit_code, "did you mean 'variants.projection'" in wrong.stderr) == (2, True)
+    assert invoke("show", VARIANTS, "variants.projection", "variants.moments").exit_code == 2

@@ -48,7 +48,9 @@ class Chosen:
 @click.option(
     "--attack", "attacks", multiple=True, metavar="NAME", help="Use this attack only; may be repeated."
 )
-@click.option("--ablate", is_flag=True, help="Drop each premise in turn, to see which of them carry the claim.")
+@click.option(
+    "--ablate", is_flag=True, help="Drop each premise in turn, to see which of them carry the claim."
+)
 @click.option(
     "--sharpen",
     type=click.Choice(["value", "exponent"]),
