@@ -74,6 +74,23 @@ def test_evidence_for_other_code_is_dropped(tmp_path):
     assert store.load_evidence(changed) == {}
 
 
+def test_evidence_against_another_bound_is_dropped(tmp_path):
+    def claim(divisor):
+        return dataclasses.replace(
+            UNFAIR, form=Tail(delta=lambda z: z.prob / divisor, event=UNFAIR.form.event)
+        )
+
+    store = Store(tmp_path)
+    audit(claim(1), seconds=0.6, store=store)
+    assert claim(1).digest() == claim(2).digest()  # the constant is not in the source text of the function
+    assert len(store.load_evidence(claim(1))) > 0
+    assert (
+        store.load_evidence(claim(2))
+        .keys()
+        .isdisjoint(k for k, e in store.load_evidence(claim(1)).items() if e.wealth != (None,))
+    )
+
+
 def test_a_bound_of_zero_falls_with_the_first_failure():
     claim = Claim("toy.zero", "t", "s", Coin, Tail(delta=lambda z: 0, event=lambda z, rng: True), SOURCE)
     stream = Stream(claim, HALF)

@@ -73,6 +73,8 @@ class Store:
         for row in document["evidence"]:
             instance: Any = decode(claim.instance, row["instance"])
             start = Evidence.start(Stream(claim, instance))
+            if row["bounds"] != _bounds(start):
+                continue
             wealth = tuple(
                 None if w is None else Wealth(w.bound, row["draws"], tuple(float.fromhex(x) for x in logs))
                 for w, logs in zip(start.wealth, row["logs"], strict=True)
@@ -85,9 +87,8 @@ class Store:
         rows: list[dict[str, Any]] = []
         for instance, e in evidence.items():
             logs = [None if w is None else [x.hex() for x in w.logs] for w in e.wealth]
-            rows.append(
-                {"instance": encode(instance), "draws": e.draws, "total": e.total.hex(), "logs": logs}
-            )
+            row = {"instance": encode(instance), "draws": e.draws, "total": e.total.hex(), "logs": logs}
+            rows.append(row | {"bounds": _bounds(e)})
         self._write(self._evidence_path(claim), {"code_sha256": claim.digest(), "evidence": rows})
 
     def _evidence_path(self, claim: Claim) -> Path:
@@ -106,3 +107,8 @@ class Store:
         with os.fdopen(handle, "w") as file:
             json.dump(document, file, indent=1, sort_keys=True)
         os.replace(temporary, path)
+
+
+def _bounds(evidence: Evidence) -> list[str | None]:
+    """What was bet against: a digest of source text cannot see every constant that a bound depends on."""
+    return [None if w is None else str(w.bound) for w in evidence.wealth]

@@ -27,8 +27,8 @@ BROKEN = 4.0
 SEARCH_PRECISION = 1024
 """Bits at which the search gives up telling two enclosures apart; confirmation goes further."""
 
-TIE_SHARE = 0.25
-"""Share of the time that may go into exact looks at ties, which floats cannot settle."""
+TIE_SHARE, HIT_SHARE = 0.25, 0.5
+"""Shares of the time that may go into exact looks at ties and records, and at violations, seen in floats."""
 
 TRACE = 2000
 MAX_SEEN = 300_000
@@ -120,7 +120,7 @@ class Target:
         self.trace: list[Approach] = []
         self._seen: dict[Any, float] = {}
         self._rng = random.Random(seed)
-        self._started, self._tie_seconds = time.monotonic(), 0.0
+        self._started, self._look_seconds, self._rationed = time.monotonic(), 0.0, False
         self._floats, self._float_failures, self._checked_twice = True, 0, False
 
     @property
@@ -145,8 +145,9 @@ class Target:
         if known is not None:
             self.accepted += known < BROKEN
             return known
+        self._rationed = False
         slack = self._evaluate(instance)
-        if len(self._seen) < MAX_SEEN:
+        if len(self._seen) < MAX_SEEN and not self._rationed:
             self._seen[instance] = slack
         return slack
 
@@ -177,14 +178,16 @@ class Target:
     def _exact_look(self, instance: Any, slack: float, suspect: bool) -> float:
         """The slack in exact arithmetic, where floats see a violation, a tie or a record; rationed.
 
-        Floats cancel near equality, and an optimiser that believed them would chase their noise.
+        Floats cancel near equality, and an optimiser that believed them would chase their noise.  What the ration
+        leaves unlooked at is not remembered as seen.
         """
-        fresh = suspect and len(self.dead_hits) < MAX_DEAD_HITS
-        if not fresh and self._tie_seconds > TIE_SHARE * (time.monotonic() - self._started) + 0.05:
+        share = HIT_SHARE if suspect else TIE_SHARE
+        if self._look_seconds > share * (time.monotonic() - self._started) + 0.05:
+            self._rationed = True
             return max(slack, 0.0)
         begun = time.monotonic()
         verdict = self.confirm(instance, slack) if suspect else self._look(instance)
-        self._tie_seconds += time.monotonic() - begun
+        self._look_seconds += time.monotonic() - begun
         if verdict.sides is None:
             return 1.0
         return self._record(instance, verdict)
