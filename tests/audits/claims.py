@@ -37,6 +37,23 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """Two shares that its type refuses where they exceed the whole."""
+
+    x: Annotated[Fraction, Range(0, 1)]
+    y: Annotated[Fraction, Range(0, 1)]
+
+    def __post_init__(self):
+        if self.x + self.y > 1:
+            raise ValueError("more than the whole")
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+@dataclass(frozen=True)
 class Dice:
     sides: Annotated[int, Range(2, 12)]
     loaded: bool

@@ -27,9 +27,11 @@ from .claims import (
     ROOT,
     TRUE,
     Named,
+    Nothing,
     Pair,
     Point,
     Proposed,
+    Shares,
     Sides,
     bound,
 )
@@ -169,6 +171,20 @@ def test_an_instance_type_that_proposes():
     assert report.outcome == "refuted"
     assert report.counterexample.instance == Proposed("ccc", Fraction(4))
     assert report.effort.attacks["evolve"].status.startswith("skipped")
+
+
+@pytest.mark.parametrize("attack", ["corner", "property", "evolve", "gradient", "smt"])
+def test_a_type_that_refuses_some_values(attack):
+    true = bound(lambda z: Sides(4 * z.x * z.y, "<=", 1), Shares)
+    outcome = audit(true, seconds=0.4, attacks=[attack]).outcome
+    assert outcome == ("gave up" if attack == "smt" else "survived")  # a solver that finds none proposes none
+    false = bound(lambda z: Sides(5 * z.x * z.y, "<=", 1), Shares)
+    assert audit(false, seconds=8, attacks=[attack]).outcome == "refuted"
+
+
+def test_an_instance_without_fields():
+    assert audit(bound(lambda z: Sides(0, "<=", 1), Nothing), seconds=1).exhaustive
+    assert audit(bound(lambda z: Sides(2, "<=", 1), Nothing), seconds=1).outcome == "refuted"
 
 
 def test_a_missing_library_is_said(monkeypatch):

@@ -66,3 +66,15 @@ def test_never_below_the_least_length(length):
     claim = bound(lambda m: Sides(0, "<", 0), Matrix)
     found = shrunk(claim, Matrix((Row((Fraction(1),)),) * length.high, (Fraction(1),)))
     assert len(found.rows) == length.low
+
+
+def test_one_row_shrinks_without_the_others():
+    """Rows of different lengths: only the second may lose its tail."""
+    claim = bound(
+        lambda m: Sides(2, "<=", len(m.rows[0].entries)),
+        Matrix,
+        Premise("two rows", lambda m: len(m.rows) == 2),
+    )
+    one = (Fraction(1),)
+    found = shrunk(claim, Matrix((Row(one), Row(one * 3)), one))
+    assert [len(r.entries) for r in found.rows] == [1, 1]

@@ -130,7 +130,7 @@ class _Audit:
         self.started = time.monotonic()
         self.deadline = self.started + seconds
         self.shrink_seconds = min(MAX_SHRINK, SHRINK_SHARE * seconds)
-        self.target = Target(claim, seed=seed)
+        self.target = Target(claim, seed=seed, seconds=seconds)
         self.states: dict[str, Attack] = {}
         self.status: dict[str, str] = {}
         self.spent = dict.fromkeys(names, 0.0)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from assay.audits.space import Leaf, Value, flatten, leaves, lengths_of, replaced, without_index
+from assay.audits.space import Leaf, Value, cuts, flatten, leaves, lengths_of, without_index
 from assay.audits.space import propose as build
 from assay.audits.target import SEARCH_PRECISION
 from assay.core.claim import Claim
-from assay.core.instance import fields
 from assay.core.number import Strength, Truth
 from assay.core.verdict import Counterexample, evaluate
 
@@ -85,7 +84,7 @@ def shrink(claim: Claim, counterexample: Counterexample, *, seconds: float = 2.0
         improved = False
         for propose in (_shorter, _plainer, _tied):
             for candidate in propose(best.instance):
-                if cost(candidate) < cost(best.instance):
+                if candidate is not None and cost(candidate) < cost(best.instance):
                     found = attempt(candidate)
                     if found is not None:
                         best, improved = found, True
@@ -135,11 +134,7 @@ def _shorter(instance: Any) -> Iterator[Any]:
     for length in sorted(lengths_of(instance), reverse=True):
         for index in range(length):
             yield without_index(instance, length, index)
-    for field in fields(type(instance)):
-        value = getattr(instance, field.name)
-        if field.length is not None and len(value) > field.length.low:
-            for index in range(len(value)):
-                yield replaced(instance, **{field.name: value[:index] + value[index + 1 :]})
+    yield from cuts(instance)
 
 
 def _plainer(instance: Any) -> Iterator[Any]:

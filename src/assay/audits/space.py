@@ -20,7 +20,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from assay.core.errors import AssayError, InputError
@@ -56,20 +56,7 @@ class Leaf:
 
     def special(self) -> tuple[Value, ...]:
         """Corner values, plainest first: 0, the ends, 1, -1, 1/2 and neighbours of the ends."""
-        if self.kind is bool:
-            return (False, True)
-        low, high, span = Fraction(self.range.low), Fraction(self.range.high), self.span
-        if self.kind is int:
-            wanted = [Fraction(0), low, low + 1, high, Fraction(1), Fraction(-1), Fraction(2), Fraction(3)]
-            wanted += [Fraction(int(low + span / 2)), high - 1]
-        else:
-            wanted = [Fraction(0), low, high, Fraction(1), Fraction(-1), Fraction(1, 2), low + span / 2]
-            wanted += [
-                end + sign * span / d for d in (100, 10, 10**6) for end, sign in ((low, 1), (high, -1))
-            ]
-            wanted += [Fraction(2), Fraction(-1, 2), Fraction(1, 3), Fraction(2, 3)]
-        inside = dict.fromkeys(v for v in wanted if v in self.range)
-        return tuple(int(v) if self.kind is int else v for v in inside)
+        return _special(self.kind, self.range)
 
     def near(self, value: Fraction) -> Value:
         """The value of this leaf that is closest to `value`: inside the range, whole where it must be."""
@@ -116,6 +103,23 @@ class Leaf:
     def position(self, value: Value) -> float:
         """The inverse of the linear `at`."""
         return float((Fraction(value) - self.range.low) / self.span) if self.span else 0.0
+
+
+@lru_cache(maxsize=1024)
+def _special(kind: type, bounds: Range) -> tuple[Value, ...]:
+    if kind is bool:
+        return (False, True)
+    low, high = Fraction(bounds.low), Fraction(bounds.high)
+    span = high - low
+    if kind is int:
+        wanted = [Fraction(0), low, low + 1, high, Fraction(1), Fraction(-1), Fraction(2), Fraction(3)]
+        wanted += [Fraction(int(low + span / 2)), high - 1]
+    else:
+        wanted = [Fraction(0), low, high, Fraction(1), Fraction(-1), Fraction(1, 2), low + span / 2]
+        wanted += [end + sign * span / d for d in (100, 10, 10**6) for end, sign in ((low, 1), (high, -1))]
+        wanted += [Fraction(2), Fraction(-1, 2), Fraction(1, 3), Fraction(2, 3)]
+    inside = dict.fromkeys(v for v in wanted if v in bounds)
+    return tuple(int(v) if kind is int else v for v in inside)
 
 
 def dyadic(value: float) -> Fraction:
@@ -281,6 +285,21 @@ def without_index(instance: Any, length: int, index: int) -> Any | None:
             return None
         changes[field.name] = value
     return replaced(instance, **changes)
+
+
+def cuts(instance: Any) -> Iterator[Any | None]:
+    """Every instance with one element less in one of its tuples, at any depth."""
+    for field in _fields(type(instance)):
+        value = getattr(instance, field.name)
+        if field.length is not None and len(value) > field.length.low:
+            for index in range(len(value)):
+                yield replaced(instance, **{field.name: value[:index] + value[index + 1 :]})
+        if dataclasses.is_dataclass(field.kind):
+            items = value if field.length is not None else (value,)
+            for index, item in enumerate(items):
+                for less in cuts(item):
+                    whole = less if field.length is None else (*items[:index], less, *items[index + 1 :])
+                    yield None if less is None else replaced(instance, **{field.name: whole})
 
 
 def replaced(instance: Any, **changes: Any) -> Any | None:

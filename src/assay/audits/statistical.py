@@ -41,6 +41,9 @@ MAX_BLOCK = 2048
 class Screen:
     """What the attacks see instead of a `Target`: a noisy score from a few screening draws."""
 
+    seconds = 0.0
+    """Too noisy and too dear for the heavy optimiser."""
+
     def __init__(self, claim: Claim, until: float) -> None:
         self.claim, self.until = claim, until
         self.closest: Approach | None = None

@@ -105,12 +105,13 @@ def sides_function(claim: Claim) -> Callable[[Any], Sides] | None:
 class Target:
     """One claim under attack."""
 
-    def __init__(self, claim: Claim, *, seed: int = 0) -> None:
+    def __init__(self, claim: Claim, *, seed: int = 0, seconds: float = 10.0) -> None:
         sides = sides_function(claim)
         if sides is None:
             raise InputError(f"{claim.id} has no exact path: its audit samples instead")
         self.claim = claim
         self.sides = sides
+        self.seconds = seconds
         self.until = math.inf
         self.evaluations = self.exact_evaluations = self.accepted = self.proposed = 0
         self.closest: Approach | None = None

@@ -1,13 +1,15 @@
 """The evolve attack: derivative-free optimisation of the slack over one shape after another.
 
-Differential evolution (scipy) up to `LOW_DIMENSION` numbers, CMA-ES (the library `cma`) above.  Each restart
-draws a shape and how the ranges are warped, so that pockets near an end or near 0 are as easy to hit as any.
+Differential evolution (scipy) up to `LOW_DIMENSION` numbers, CMA-ES (the library `cma`) above, where the budget is
+worth its import.  Each restart draws a shape and how the ranges are warped, so that pockets near an end or near 0
+are as easy to hit as any.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +21,9 @@ from assay.audits.space import propose as build
 from assay.audits.target import BROKEN, Target
 
 LOW_DIMENSION = 10
+WORTH_CMA = 5.0
+"""Seconds of budget from which the library `cma`, which takes a second or two to import, is worth importing."""
+
 WARPS = ("linear", "linear", "ends", "zero")
 
 
@@ -30,6 +35,8 @@ class Evolve:
         self._kind = target.claim.instance
         self._first = [s for s in shapes(self._kind) if len(leaves(self._kind, s)) <= LOW_DIMENSION]
         self._restarts = itertools.count()
+        worth = "cma" in sys.modules or target.seconds >= WORTH_CMA
+        self._may_use_cma = worth and find_spec("cma") is not None
 
     def run(self) -> None:
         """Optimise until the target stops it."""
@@ -44,7 +51,7 @@ class Evolve:
                     return
                 continue
             landscape = Landscape(self._target, shape, parts, self._warps(parts))
-            if len(parts) <= LOW_DIMENSION or find_spec("cma") is None:
+            if len(parts) <= LOW_DIMENSION or not self._may_use_cma:
                 self._differential_evolution(landscape)
             else:
                 self._cma(landscape)

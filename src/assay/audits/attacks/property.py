@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.audits.space import DEFAULT_RANGE, Leaf
 from assay.audits.target import BROKEN, Target
+from assay.core.errors import AssayError
 from assay.core.instance import Field, Range, fields
 
 if TYPE_CHECKING:
@@ -55,7 +56,16 @@ def strategy(kind: type) -> SearchStrategy[Any]:
     if propose is not None:
         own: SearchStrategy[Any] = st.integers(0, 2**64 - 1).map(lambda seed: propose(random.Random(seed)))
         return own
-    return st.builds(kind, **{f.name: _field(kind, f) for f in fields(kind)})
+    parts = st.tuples(*(_field(kind, f) for f in fields(kind)))
+    return parts.map(lambda values: _made(kind, values)).filter(lambda instance: instance is not None)
+
+
+def _made(kind: type, values: tuple[Any, ...]) -> Any | None:
+    """The instance with these fields, or None where the type refuses them."""
+    try:
+        return kind(*values)
+    except (AssayError, ValueError):
+        return None
 
 
 def _field(owner: type, field: Field) -> SearchStrategy[Any]:
