@@ -25,6 +25,7 @@ REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py; do not edit. -->"
 PACKAGES = (
     "assay",
+    "assay.audits",
     "assay.checkpoints",
     "assay.checkpoints.calibrate",
     "assay.missions.dare",
