@@ -92,9 +92,9 @@ def _step_variance(weight: Value, step: Value) -> Value:
 
 def _realised_proxy(x: Stored) -> Value:
     """Phi G/2 + R/4 of the certificate format."""
-    q = x.rescale
-    delta_root = sqrt(sum((e.moment**2 * e.delta**4 for e in x.entries), start=Fraction(0)))
-    step_root = sqrt(sum((e.moment**2 * e.step**4 for e in x.entries), start=Fraction(0)))
+    q, none = x.rescale, 0 * x.rescale
+    delta_root = sqrt(sum((e.moment**2 * e.delta**4 for e in x.entries), start=none))
+    step_root = sqrt(sum((e.moment**2 * e.step**4 for e in x.entries), start=none))
     gap = abs(1 - (1 - 1 / q) ** 2) * delta_root + step_root / (4 * q**2)
     reach = 2 * abs(1 - 1 / q) * sqrt(delta_root * step_root) / q + step_root / q**2
     return kearns_saul(x.drop_prob) * gap**2 / 2 + reach**2 / 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from assay.core.claim import Bound, Claim, Premise, Sides, Tail, Witness
-from assay.core.number import Ball
+from assay.core.number import Ball, Truth, compare
 from assay.missions.dare import exact
 from assay.missions.dare.claims._shared import (
     DROP_PROB,
@@ -35,10 +35,10 @@ from assay.missions.dare.instances import (
     SmallerConstant,
     TwoProbabilities,
 )
-from assay.numerics.arb import exp, log
+from assay.numerics.arb import exp, log, maximum
 
 RESOLUTION = Fraction(1, 2**96)
-"""How far two transcendental numbers that the theory calls equal may be found apart."""
+"""Relative distance up to which two transcendental numbers that the theory calls equal may be found apart."""
 
 
 # --- the coefficient -------------------------------------------------------------------------------------
@@ -66,23 +66,24 @@ phi_range = Claim(
     notes="With dare.phi_positive this is 0 < Phi <= 1/2, so the denominator has no factor 4 (dare.phi_over_four).",
 )
 
+
+def _symmetric(x: Bernoulli) -> Sides:
+    values = kearns_saul(x.drop_prob), kearns_saul(1 - x.drop_prob)
+    smaller = -maximum(*(-value for value in values))
+    return Sides(maximum(*values), "<=", (1 + RESOLUTION) * smaller)
+
+
 phi_symmetric = Claim(
     id="dare.phi_symmetric",
     title="The Kearns-Saul coefficient is symmetric",
     statement=r"\Phi(p) = \Phi(1-p)",
     instance=Bernoulli,
-    form=Bound(
-        lambda x: Sides(
-            abs(kearns_saul(x.drop_prob) - kearns_saul(1 - x.drop_prob)),
-            "<=",
-            RESOLUTION,
-        )
-    ),
+    form=Bound(_symmetric),
     source=derived("1.b"),
     premises=(INNER_DROP_PROB,),
     notes=(
         "Enclosures can refute an equality of transcendental numbers and cannot confirm one, so what is evaluated "
-        "is |Phi(p) - Phi(1-p)| <= 2^-96."
+        "is that the larger of the two is at most 1 + 2^-96 times the smaller."
     ),
 )
 
@@ -441,7 +442,8 @@ def _supremum(x: Dropped) -> Sides:
     mass = Fraction(1)
     for c in varying:
         mass *= p if c > 0 else keep
-    return Sides(exact.probability(dare_error(x), lambda h: exact.reaches(h, largest)), "==", mass)
+    attained = exact.probability(dare_error(x), lambda h: compare(h, "<", largest)[0] is not Truth.TRUE)
+    return Sides(attained, "==", mass)
 
 
 essential_supremum = Claim(
