@@ -12,7 +12,7 @@ from assay import Claim, Mean, Premise, Strength, Tail, audit, evaluate
 from assay.audits import Store
 from assay.audits.sampling import Evidence, Stream, blocks, joined, refutes
 from assay.core.errors import InputError
-from assay.core.verdict import ALPHA, seed_of
+from assay.core.verdict import ALPHA, seed_of, seed_stem
 
 from .claims import FAIR, SOURCE, UNFAIR, Coin, Named
 
@@ -38,7 +38,7 @@ def test_a_false_tail_is_refuted_at_level_alpha():
 
 
 def test_seeds_are_those_of_evaluate():
-    assert Stream(FAIR, HALF).seed(7) == seed_of(FAIR, HALF, 7)
+    assert Stream(FAIR, HALF).seed(7) == seed_of(seed_stem(FAIR, HALF), 7)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])

@@ -26,9 +26,7 @@ def test_a_premise_after_a_broken_one_is_not_looked_at():
         looked.append(x)
         return True
 
-    claim = claim_of(
-        lambda x: Sides(0, "<=", 1), Premise("first", lambda x: False), Premise("second", later)
-    )
+    claim = claim_of(lambda x: Sides(0, "<=", 1), Premise("first", lambda x: False), Premise("second", later))
     verdict = evaluate(claim, Point(Fraction(1)))
     assert verdict.reason == "premise broken: first"
     assert verdict.premises[1].truth is Truth.UNKNOWN

@@ -6,8 +6,6 @@ another day, and any number of workers draws the same values.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import random
 from collections.abc import Iterable, Iterator
@@ -19,8 +17,8 @@ import numpy as np
 
 from assay.core.claim import Claim, Mean, Tail
 from assay.core.errors import AssayError, InputError
-from assay.core.instance import encode
 from assay.core.number import Ball, Number
+from assay.core.verdict import seed_of, seed_stem
 from assay.stats.betting import Wealth, bernoulli_e_value_below, log_growth, mean_e_value_below
 
 SCREENING = 1 << 40
@@ -36,8 +34,7 @@ class Stream:
 
     def __init__(self, claim: Claim, instance: Any) -> None:
         self.claim, self.instance = claim, instance
-        text = json.dumps([claim.digest(), encode(instance)], sort_keys=True, separators=(",", ":"))
-        self._prefix = text[:-1].encode()
+        self._stem = seed_stem(claim, instance)
         form = claim.form
         if isinstance(form, Tail):
             self.low, self.width = Fraction(0), Fraction(1)
@@ -56,8 +53,8 @@ class Stream:
         """The bound on the scale of the draws, rounded to either side."""
 
     def seed(self, draw: int) -> int:
-        """As `assay.core.verdict.seed_of`, without digesting the claim again."""
-        return int.from_bytes(hashlib.sha256(self._prefix + b",%d]" % draw).digest()[:16], "little")
+        """The seed that `assay.core.verdict.evaluate` gives this draw."""
+        return seed_of(self._stem, draw)
 
     def values(self, start: int, stop: int) -> np.ndarray:
         """Draws `start` to `stop`, in [0, 1].

@@ -206,18 +206,22 @@ def _witness(
     return Verdict(Truth.UNKNOWN, verdict.strength, reason, verdict.sides, premises)
 
 
-def seed_of(claim: Claim, instance: Any, draw: int) -> int:
-    """The seed of one draw: a digest of claim, instance and index, so that nobody can shop for it."""
-    text = json.dumps(
-        [claim.digest(), instances.encode(instance), draw], sort_keys=True, separators=(",", ":")
-    )
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+def seed_stem(claim: Claim, instance: Any) -> bytes:
+    """What all draws of a claim on an instance have in common: a digest of both, so that nobody can shop for seeds."""
+    text = json.dumps([claim.digest(), instances.encode(instance)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).digest()
+
+
+def seed_of(stem: bytes, draw: int) -> int:
+    """The seed of draw number `draw`."""
+    return int.from_bytes(hashlib.sha256(stem + b"%d" % draw).digest()[:16], "little")
 
 
 def _sample(claim: Claim, instance: Any, premises: tuple[PremiseResult, ...], draws: int) -> Verdict:
     """Hoeffding at level ALPHA from a fixed number of draws; the radius is rounded up."""
     form, undecided = claim.form, False
-    streams = (random.Random(seed_of(claim, instance, i)) for i in range(draws))
+    stem = seed_stem(claim, instance)
+    streams = (random.Random(seed_of(stem, i)) for i in range(draws))
     if isinstance(form, Tail):
         assert form.event is not None
         low, high, relation, bound = 0.0, 1.0, "<=", as_float(form.delta(instance))
@@ -249,4 +253,4 @@ def _sample(claim: Claim, instance: Any, premises: tuple[PremiseResult, ...], dr
     )
 
 
-__all__ = ["ALPHA", "Counterexample", "PremiseResult", "Verdict", "evaluate", "seed_of"]
+__all__ = ["ALPHA", "Counterexample", "PremiseResult", "Verdict", "evaluate", "seed_of", "seed_stem"]
