@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -88,6 +89,8 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     yield forge("delta-alias-forward", 1, "does not come before it", lambda d: d.record("head").update(of="same"), "An alias of a later tensor.")
     yield forge("delta-blocks", 1, "length of its blocks", lambda d: d.record("embed").update(blocks=[1]), "Blocks that do not add up.")
     yield forge("delta-blocks-negative", 1, "block lengths are malformed", lambda d: d.record("embed").update(blocks=[-1, d.record("embed")["blocks"][0] + 1]), "A block of negative length.")
+    yield forge("delta-base-rows", 1, "base_rows = 7 is outside", lambda d: d.record("embed").update(base_rows=7), "More rows of the base than there are.")
+    yield forge("delta-row-bomb", 1, "has more than", _many_rows, "A lossy tensor of 2^44 rows, in every place that says so.")
     yield forge("delta-treatment", 3, "treatment 'blessed'", lambda d: d.record("gain").update(treatment="blessed"), "A treatment that no checker knows.")
 
     # Plan and certificate.
@@ -149,6 +152,23 @@ def _relabel(delta: Delta, old: str, new: str) -> None:
     """Replace the first occurrence of a word in the output's header by one of the same length."""
     header = zlib.decompress(delta.tensors["assay.header.0"], -15)
     delta.tensors["assay.header.0"] = deflate(header.replace(old.encode(), new.encode(), 1))
+
+
+def _many_rows(delta: Delta) -> None:
+    shape = [2**44]
+    for record in (delta.record("embed"), delta.certified("embed")):
+        record["shape"] = shape
+    delta.certificate["totals"]["count"] = str(shape[0])
+    header = json.loads(zlib.decompress(delta.tensors["assay.header.0"], -15))
+    position = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            entry["shape"] = shape if name == "embed" else entry["shape"]
+            entry["data_offsets"] = [position, position + 4 * math.prod(entry["shape"])]
+            position = entry["data_offsets"][1]
+    raw = json.dumps(header).encode()
+    delta.plan["files"][0]["bytes"] = len(raw)
+    delta.tensors["assay.header.0"] = deflate(raw)
 
 
 def _set_byte(delta: Delta, name: str, at: int, value: int) -> None:

@@ -27,8 +27,10 @@ PACKAGES = (
     "assay",
     "assay.audits",
     "assay.checkpoints",
-    "assay.missions.dare.model",
-    "assay.missions.dare.algorithm",
+    "assay.checkpoints.calibrate",
+    "assay.missions.dare",
+    "assay.core.instance",
+    "assay.core.replay",
     "assay.core.errors",
 )
 """Where public names live: what each of these offers is documented."""

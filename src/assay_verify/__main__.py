@@ -40,6 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, reason = MISUSE, f"{error.filename}: {error.strerror}"
     except MemoryError:
         code, reason = REJECTED, "the file asks for more memory than there is"
+    except (
+        Exception
+    ) as error:  # whatever goes wrong, a file is never accepted by accident, nor by a traceback
+        code = MISUSE
+        reason = (
+            f"the checker itself failed ({type(error).__name__}: {error}); nothing is said about the file"
+        )
     render = rendering.as_json if options.json else rendering.as_text
     print(render(str(options.file), code, reason, report))
     return code

@@ -159,12 +159,10 @@ def _words(parts: Sequence[tuple[int, bytes]], count: int) -> list[int]:
 
 
 def _symbols(coding: int, stream: bytes, kept: int, scheme: Scheme) -> list[int]:
-    """Codes of `bits` bits each, least significant first; whole symbols in every byte for coding 2."""
+    """Codes of `bits` bits each, least significant first: unbroken, or whole ones in every byte for coding 2."""
     bits, levels = scheme.bits, scheme.levels
     width = bits * (8 // bits) if coding == DEFLATE_SYMBOLS else 8
-    if coding not in (RAW, DEFLATE_SYMBOLS):
-        raise Unsupported(f"the codes of a block have the coding {coding}, which is unknown here")
-    packed = _plain(DEFLATE if coding == DEFLATE_SYMBOLS else RAW, stream, -(-kept * bits // width))
+    packed = _plain(DEFLATE if coding == DEFLATE_SYMBOLS else coding, stream, -(-kept * bits // width))
     codes, pending, held, at = [], 0, 0, 0
     for _ in range(kept):
         while held < bits:

@@ -140,6 +140,8 @@ def _check_tensors(delta: Delta) -> set[str]:
         text(record, "dtype", where)
         if not is_shape(record.get("shape")):
             raise Rejected(f"{where}.shape is no shape")
+        if "base_rows" in record:
+            integer(record, "base_rows", where, 0, record["shape"][0] if record["shape"] else 1)
         treatment = text(record, "treatment", where)
         if treatment not in TREATMENTS:
             raise Unsupported(f"{where}: the treatment {treatment[:40]!r} is unknown to this checker")

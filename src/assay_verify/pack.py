@@ -136,7 +136,7 @@ def check(document: Mapping[str, Any], report: Report) -> None:
     )
     if foreign:
         report.unchecked.append(
-            f"{foreign} tails of 'largest-output': this checker has no rule that recomputes them"
+            f"tails of 'largest-output' ({foreign}): this checker has no rule that recomputes them"
         )
     if any("guarantee" in r.data for r in records):
         report.unchecked.append("the guarantees of chosen masks: they come from the named algorithm")

@@ -21,6 +21,8 @@ OWN_ROUNDING = Fraction(1, 2**40)  # more than the checker's own float64 sums ca
 
 engine = fast if fast.AVAILABLE else blocks
 
+MAX_BLOCKS = 1 << 22  # of a tensor; an empty one can claim any number of rows
+
 Sides = Mapping[str, Mapping[str, Tensor]]
 
 
@@ -114,7 +116,10 @@ class _Place:
 
 
 def _places(rows: int, columns: int, base_rows: int) -> Iterator[_Place]:
+    """The blocks of a tensor: whole rows, about `codec.BLOCK` elements, cut anew where the base's rows end."""
     step = max(1, codec.BLOCK // max(1, columns))
+    if rows // step > MAX_BLOCKS:
+        raise Rejected(f"a tensor of {rows} rows has more than {MAX_BLOCKS} blocks")
     for begin, end in ((0, base_rows), (base_rows, rows)):
         for first in range(begin, end, step):
             yield _Place(first, min(first + step, end), end == base_rows)

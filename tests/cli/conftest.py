@@ -19,6 +19,12 @@ from assay.cli import main
 SRC = Path(__file__).parents[2] / "src"
 
 
+@pytest.fixture(autouse=True)
+def no_progress(monkeypatch):
+    """A busy machine must not put lines of progress between those that a test counts."""
+    monkeypatch.setattr("assay.cli.output.SECONDS_BETWEEN_LINES", float("inf"))
+
+
 @pytest.fixture
 def invoke() -> Callable[..., Result]:
     """`main` on the arguments given, in this process."""

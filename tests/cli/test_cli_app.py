@@ -162,7 +162,7 @@ def test_control_characters_in_an_error_do_not_reach_the_terminal(failing):
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    command = f"{sys.executable} -m assay list --json | head -c 1; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m assay list --json | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],
         env={"PYTHONPATH": str(SRC), "PATH": "/usr/bin:/bin"},
@@ -170,7 +170,7 @@ def test_a_reader_that_goes_away_is_no_error():
         text=True,
     )
     assert done.stderr == ""
-    assert done.stdout.splitlines()[-1].lstrip("[").strip() in ("0", "141")
+    assert done.stdout == "141\n"
 
 
 def test_standalone_mode_off_lets_errors_through():
@@ -200,6 +200,7 @@ def test_colour_on_a_terminal_only_and_never_against_no_color(monkeypatch, varia
 def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 11.0, 11.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("assay.cli.output.SECONDS_BETWEEN_LINES", 10.0)
     with Output().progress("pack") as report:
         report(1, 100, "early")
         report(50, 100, "half\x1b")

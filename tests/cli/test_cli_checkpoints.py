@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from assay.core.certificate import Certificate
+
 
 @pytest.fixture
 def packed(invoke, pair, tmp_path) -> Path:
@@ -256,7 +258,81 @@ def test_inspect_of_a_checkpoint(invoke, pair):
     assert "layer.weight" in text
 
 
-def test_names_from_a_file_do_not_steer_the_terminal(invoke, tmp_path):
+def test_names_from_a_file_do_not_steer_the_terminal(invoke, packed, tmp_path):
+    document = json.loads(invoke("inspect", packed, "--json").stdout)["document"]["certificate"]
+    for record in document["tensors"]:
+        record["name"] += "\x1b[2J"
+    body = {key: value for key, value in document.items() if key != "id"}
+    Certificate.seal(body).save(tmp_path / "c.json")
+    result = invoke("inspect", tmp_path / "c.json")
+    assert result.exit_code == 0
+    assert "layer.weight\N{REPLACEMENT CHARACTER}[2J" in result.stdout
     save_file({"a\x1b[2Jb": np.zeros((2, 2), np.float32)}, tmp_path / "odd.safetensors")
-    result = invoke("inspect", tmp_path / "odd.safetensors")
-    assert "\x1b" not in result.stdout + result.stderr
+    refused = invoke("inspect", tmp_path / "odd.safetensors")
+    assert refused.exit_code == 2
+    assert "\x1b" not in result.stdout + result.stderr + refused.stdout + refused.stderr
+
+
+@pytest.mark.parametrize("lost", ["totals", "tensors", "settings", "premises", "grade"])
+def test_a_certificate_that_lacks_a_field_is_one_sentence(invoke, packed, tmp_path, lost):
+    document = json.loads(invoke("inspect", packed, "--json").stdout)["document"]["certificate"]
+    Certificate.seal({k: v for k, v in document.items() if k not in ("id", lost)}).save(tmp_path / "c.json")
+    result = invoke("inspect", tmp_path / "c.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert "lacks what its kind must have" in result.stderr
+
+
+@pytest.fixture
+def encoders(tmp_path) -> tuple[Path, Path]:
+    """A tiny Hugging Face encoder and a fine-tune of it, both with their tokenizer."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(30))]
+    core = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]")
+    )
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="[UNK]", pad_token="[PAD]"
+    )
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=20,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BertModel(config)
+    for name in ("base", "tuned"):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1e-3 * torch.randn_like(parameter))
+    return tmp_path / "base", tmp_path / "tuned"
+
+
+@pytest.mark.torch
+def test_calibration_text_and_chosen_masks(invoke, encoders, tmp_path):
+    base, tuned = encoders
+    text = tmp_path / "corpus.txt"
+    text.write_text(
+        "\n".join(" ".join(f"w{(i * j) % 30}" for j in range(9)) for i in range(1, 12)), encoding="utf-8"
+    )
+    common = ("pack", tuned, "--base", base, "--calibrate", text)
+    random = invoke(*common, "-o", tmp_path / "random")
+    assert random.exit_code == 0, random.stderr
+    assert "measured second moments sha256:" in random.stdout
+    refused = invoke(*common, "--mask", "derandomised", "-o", tmp_path / "d")
+    assert refused.exit_code == 2  # embeddings have no linear layer's inputs
+    assert "--exclude" in refused.stderr
+    only = ("--include", "encoder.*.dense.weight")
+    chosen = invoke(*common, "--mask", "derandomised", *only, "-o", tmp_path / "chosen", "--json")
+    assert chosen.exit_code == 0, chosen.stderr
+    certificate = json.loads(chosen.stdout)["certificate"]
+    masked = [record for record in certificate["tensors"] if record["treatment"] == "masked"]
+    assert len(masked) == 3
+    assert all(not record["tails"] for record in masked)
+    page = invoke("inspect", tmp_path / "chosen").stdout
+    assert "3 masks were chosen, not drawn" in page
+    assert "has expectation zero" not in page

@@ -41,6 +41,12 @@ def blocks(page: Path) -> list[Block]:
 RUNNABLE = [page for page in PAGES if page.exists() and blocks(page)]
 
 
+@pytest.fixture(autouse=True)
+def no_progress(monkeypatch):
+    """A busy machine must not put lines of progress between those that a page shows."""
+    monkeypatch.setattr("assay.cli.output.SECONDS_BETWEEN_LINES", float("inf"))
+
+
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
 def test_examples_of(page: Path, workshop: Path, command_path: Path):
     if any(block.torch for block in blocks(page)):

@@ -157,6 +157,8 @@ def tensor_record(
         "treatment": treatment,
         **digests,
     }
+    if plan.base is not None and plan.base.dtype != plan.info.dtype:
+        record["base_dtype"] = plan.base.dtype
     if treatment not in LOSSY or facts is None:
         return record
     assert plan.rescale is not None
@@ -179,7 +181,7 @@ def tensor_record(
         },
         "alternatives": {
             "delete": _rounded(exact.delete),
-            "optimal_rescale": _rounded(exact.optimal_rescale, "inf"),
+            "optimal_rescale": _rounded(exact.optimal_rescale, None if facts.signal is None else "inf"),
             "optimal_mean_square": _rounded(exact.optimal_mean_square),
         },
         **({} if guarantee is None else {"guarantee": encode_number(guarantee)}),

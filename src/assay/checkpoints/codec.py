@@ -586,9 +586,7 @@ def _decode(coding: int, stream: bytes, size: int, name: str) -> NDArray[np.uint
 
 def _decode_symbols(coding: int, stream: bytes, count: int, bits: int) -> NDArray[np.uint8]:
     width = bits * (8 // bits) if coding == _DEFLATE_SYMBOLS else 8
-    inner = {_DEFLATE_SYMBOLS: _DEFLATE, _RAW: _RAW}.get(coding)
-    if inner is None:
-        raise InputError(f"the codes of a block have an unknown coding {coding}: the delta is damaged")
+    inner = _DEFLATE if coding == _DEFLATE_SYMBOLS else coding
     packed = _decode(inner, stream, -(-count * bits // width), "codes")
     symbols = np.empty(count, np.uint8)
     spare = kernels.unpack_symbols(packed, bits, width, symbols)

@@ -24,7 +24,7 @@ VERSION = "1.0"
 PREFIX = "assay."
 PLAN, CERTIFICATE, INDEX = "assay.plan", "assay.certificate", "assay.index"
 BLOCK_ELEMENTS = 1 << 20
-MAX_PLAN_BYTES = 1 << 30
+MAX_PLAN_BYTES = 64 << 20
 TREATMENTS = ("dropped", "masked", "lossless", "exact", "unchanged", "alias", "absent")
 
 

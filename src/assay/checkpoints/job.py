@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,9 @@ def _moments(
     except UnicodeDecodeError:
         raise InputError(f"the calibration text {path} is not UTF-8; convert it first") from None
     measured = collect_moments(finetuned, [line for line in lines if line.strip()])
-    digest = hashlib.sha256()
-    for name in sorted(measured.values):
-        digest.update(name.encode() + b"\0" + np.ascontiguousarray(measured.values[name]).tobytes())
-    return measured, "sha256:" + digest.hexdigest()
+    with tempfile.TemporaryDirectory() as folder:  # the digest is that of the file `--moments` would read
+        measured.save(Path(folder) / "moments.safetensors")
+        return measured, "sha256:" + Subject.of_file(Path(folder) / "moments.safetensors").sha256
 
 
 def refuse_retrained(job: Job) -> None:

@@ -33,7 +33,7 @@ from assay.checkpoints.encode import (
 )
 from assay.checkpoints.engine import ordered
 from assay.checkpoints.header import TensorInfo, build_header
-from assay.checkpoints.io import fingerprint
+from assay.checkpoints.io import fingerprint, tensor_sha256
 from assay.checkpoints.job import Job, identity_of, open_job, output_layout, refuse_retrained
 from assay.checkpoints.journal import Journal, PartialData
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, require_space
@@ -377,7 +377,9 @@ def _finish(
     payload_id = _digest(sink.journal.data) if sink.journal is not None else "0" * 64
     sealed = None
     if certificate is not False:
-        records = [e["certificate"] for e in entries] + [_absent(info) for info in job.absent]
+        digests = [{"base": tensor_sha256(info, job.base)} for info in job.absent]
+        absent = [_absent(info) | digest for info, digest in zip(job.absent, digests, strict=True)]
+        records = [e["certificate"] for e in entries] + absent
         sealed = certificates.pack_certificate(
             records,
             _subjects(job, records, payload_id, sum(size for _, size in payload)),

@@ -16,6 +16,11 @@ LOSSY = ("dropped", "masked")
 ROWS = 8
 """Tensors shown where not all are asked for."""
 
+NO_BIAS = 1e-12
+"""Share of the mean square up to which a squared bias is rounding."""
+
+NOT_SAID = "the rounding of base plus delta into the model's type when it is applied; the output of the whole network; a task"
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -143,16 +148,20 @@ def _reading(document: Mapping[str, Any], lost: list[Loss], gamma: float) -> Ite
             f"Layer by layer, this delta leaves {100 * realised / delete:.3g} % of the mean square by which the base"
             " alone differs from the fine-tuned model."
         )
-    if bias <= 1e-12 * expected:
+    chosen = sum(loss.bound is None for loss in lost)
+    if chosen:
         yield (
-            "The error has expectation zero, entry by entry. Such errors tend to cancel over a whole network, which is"
-            " not certified here: compare the unpacked model with the fine-tuned one on your task."
+            f"{chosen} masks were chosen, not drawn: no bound over seeds applies to them, and their error does not have"
+            " expectation zero. It is small at the layer and can add up over a whole network."
         )
+    elif bias > NO_BIAS * expected:
+        yield "The error is biased, and a bias can add up over a whole network where an unbiased error tends to cancel."
     else:
         yield (
-            "The error is biased: it has less mean square than an unbiased one and does not cancel over a whole"
-            " network. Compare the unpacked model with the fine-tuned one on your task."
+            "The error has expectation zero, entry by entry. Such errors tend to cancel over a whole network, which is"
+            " not certified here."
         )
+    yield "Compare the unpacked model with the fine-tuned one on your task."
     bounded = [loss for loss in lost if loss.bound is not None]
     if bounded:
         within = sum(loss.realised <= loss.bound for loss in bounded if loss.bound is not None)
@@ -160,8 +169,6 @@ def _reading(document: Mapping[str, Any], lost: list[Loss], gamma: float) -> Ite
             f"Realised error within its bound in {within} of {len(bounded)} tensors; each bound is broken by at most"
             f" {100 * gamma:.3g} % of seeds."
         )
-    if len(bounded) < len(lost):
-        yield f"{len(lost) - len(bounded)} masks were chosen, not drawn: no bound over seeds applies to them."
 
 
 def _table(lost: list[Loss], every: bool, gamma: float) -> RenderableType:
@@ -220,7 +227,7 @@ def _standing(document: Mapping[str, Any]) -> RenderableType:
             f"energies and realised error, float64 sums with relative error at most {number(settings['rounding']):.1g}",
         ),
         ("assumed", assumed),
-        ("not said", "anything about the output of the whole network, or about a task"),
+        ("not said", NOT_SAID),
     )
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)

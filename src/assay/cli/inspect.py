@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ def command(file: Path, every: bool, plot: Path | None, out: Output) -> None:
     if plot is not None:
         if not certificate or certificate.get("kind") != "pack":
             raise InputError(f"{file} holds no certificate of a pack, so there is nothing to draw")
-        picture.draw(certificate, plot)
+        with _well_formed(file):
+            picture.draw(certificate, plot)
     out.result(
         {"file": str(file), "kind": inspection.kind, "document": dict(document)},
         lambda: _human(file, inspection, every),
@@ -57,7 +59,8 @@ def _human(file: Path, inspection: Any, every: bool) -> Iterator[RenderableType]
     document: Mapping[str, Any] = inspection.document
     yield Text(printable(f"{file}: {inspection.kind}"), style="bold")
     if inspection.kind == "certificate":
-        yield from _certificate(document, every)
+        with _well_formed(file):
+            yield from list(_certificate(document, every))
         return
     yield _rows(row for key, value in document.items() if (row := _plain(key, value)) is not None)
     tensors = document.get("tensors", [])
@@ -68,7 +71,20 @@ def _human(file: Path, inspection: Any, every: bool) -> Iterator[RenderableType]
             yield Text(f"the first {ROWS} of {len(tensors)} tensors; --all lists all", style="dim")
     if document.get("certificate"):
         yield ""
-        yield from _certificate(document["certificate"], every)
+        with _well_formed(file):
+            yield from list(_certificate(document["certificate"], every))
+
+
+@contextmanager
+def _well_formed(file: Path) -> Iterator[None]:
+    """A certificate whose id is right may still lack any field: it can come from anybody."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"the certificate in {file} lacks what its kind must have ({type(error).__name__}: {error}); "
+            f"'assay verify {file}' says what is wrong with it"
+        ) from error
 
 
 def _certificate(document: Mapping[str, Any], every: bool) -> Iterator[RenderableType]:

@@ -36,8 +36,8 @@ __all__ = [
 RELATIONS = ("==", "<=", "<")
 Relation = str  # one of RELATIONS
 
-MAX_DIGITS = 100_000
-"""Longest numeral accepted from a file; a million-digit denominator is an attack, not a number."""
+MAX_DIGITS = 4300
+"""Most digits of an integer in a file, which is what Python itself converts; a million are an attack."""
 
 _precision: ContextVar[int] = ContextVar("assay_working_precision", default=128)
 
@@ -290,8 +290,17 @@ def encode_number(value: Number) -> str | list[str]:
     if isinstance(value, float):
         return value.hex() if math.isfinite(value) else ("inf" if value > 0 else "-inf")
     if isinstance(value, Ball):
-        return [str(value.low), str(value.high)]
-    return str(Fraction(value))
+        return [_numeral(value.low), _numeral(value.high)]
+    return _numeral(Fraction(value))
+
+
+def _numeral(value: Fraction) -> str:
+    try:
+        return str(value)
+    except ValueError:
+        raise InputError(
+            f"a number of more than {MAX_DIGITS} digits cannot be written to a file; use simpler rationals"
+        ) from None
 
 
 def decode_number(data: object) -> Number:
@@ -305,7 +314,7 @@ def decode_number(data: object) -> Number:
         if not isinstance(low, Fraction) or not isinstance(high, Fraction):
             raise InputError(f"the ends of the enclosure {data!r} must be rationals")
         return Ball(low, high)
-    if not isinstance(data, str) or len(data) > MAX_DIGITS:
+    if not isinstance(data, str) or len(data) > 2 * MAX_DIGITS + 2:
         raise InputError(
             f"{str(data)[:40]!r} is no number: write '355/113', '0x1.8p+3' or a pair of rationals"
         )

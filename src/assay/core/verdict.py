@@ -16,7 +16,7 @@ from assay.core.claim import Bound, Claim, Limit, Mean, Premise, Sides, Tail, Wi
 from assay.core.errors import InputError
 from assay.core.number import Ball, Number, Strength, Truth, as_float, compare, precision
 
-MAX_PRECISION = 1 << 14
+MAX_PRECISION = 1 << 13
 """Bits at which an undecided comparison is left UNKNOWN."""
 
 ALPHA = Fraction(1, 10**6)
