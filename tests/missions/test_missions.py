@@ -64,7 +64,7 @@ def draw(kind, rng):
         if field.length is None:
             values[field.name] = value_of(field, rng)
         else:
-            size = rng.randint(field.length.low, min(field.length.high, 4))
+            size = rng.randint(field.length.low, max(field.length.low, min(field.length.high, 4)))
             values[field.name] = tuple(value_of(field, rng) for _ in range(size))
     return kind(**values)
 
