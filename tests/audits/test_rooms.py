@@ -29,14 +29,16 @@ def test_a_needed_premise_gets_a_witness():
         SOURCE,
         (
             POSITIVE,
-            Premise("x is not 1/7", lambda z: z.x != Fraction(1, 7)),
+            Premise("x is not 1", lambda z: z.x != 1),
+            Premise("x is small", lambda z: z.x < 100),
             Premise("kind", None, "assumed"),
         ),
     )
-    needed, idle, fixed = ablate(claim, seconds=2)
+    needed, idle, implied, fixed = ablate(claim, seconds=2)
     assert needed.role == "needed"
     assert needed.witness.instance == Point(Fraction(0))
     assert idle.role == "not needed as far as seen"
+    assert implied.role == "never broken"
     assert fixed.role == "fixed"
 
 

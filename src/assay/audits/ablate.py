@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from assay.audits.engine import audit
 from assay.audits.report import AuditReport
-from assay.core.claim import Claim, Limit, Premise
+from assay.core.claim import Bound, Claim, Limit, Premise, Sides
 from assay.core.errors import InputError
-from assay.core.verdict import Counterexample
+from assay.core.verdict import Counterexample, evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,8 @@ class Ablation:
 
     `role` is ``needed`` (here is an instance that breaks only this premise, and the claim with it), ``defines`` (without
     it the sides are not even defined somewhere; `reason` says where), ``not needed as far as seen`` (the audit of
-    the rest survived), ``fixed`` (constructed or assumed: there is nothing to drop) or ``undecided``.
+    the rest survived instances that break it), ``never broken`` (no instance that was looked at breaks it: the
+    type's own ranges imply it), ``fixed`` (constructed or assumed: there is nothing to drop) or ``undecided``.
     """
 
     premise: Premise
@@ -32,7 +33,7 @@ def ablate(claim: Claim, *, seconds: float = 10, seed: int = 0) -> tuple[Ablatio
 
     >>> from assay.missions._template.claims import amgm
     >>> [(a.premise.name, a.role) for a in ablate(amgm, seconds=0.5)]
-    [('all non-negative', 'not needed as far as seen')]
+    [('all non-negative', 'never broken')]
 
     Raises:
         InputError: the claim is a limit.
@@ -53,6 +54,18 @@ def _ablation(claim: Claim, premise: Premise, seconds: float, seed: int) -> Abla
         return Ablation(premise, "defines", str(error))
     if report.outcome == "refuted":
         return Ablation(premise, "needed", report.reason, report.counterexample, report)
+    if report.outcome == "survived" and not _ever_broken(premise, report):
+        reason = (
+            f"none of {len(report.trace)} instances looked at breaks it: the ranges of "
+            f"{claim.instance.__name__} see to it; widen them to learn more"
+        )
+        return Ablation(premise, "never broken", reason, None, report)
     if report.outcome == "survived":
         return Ablation(premise, "not needed as far as seen", report.reason, None, report)
     return Ablation(premise, "undecided", report.reason, None, report)
+
+
+def _ever_broken(premise: Premise, report: AuditReport) -> bool:
+    """Whether some instance that the audit without `premise` looked at breaks it."""
+    probe = replace(report.claim, form=Bound(lambda _: Sides(0, "<=", 0)), premises=(premise,))
+    return any(not evaluate(probe, a.instance, max_precision=256).applies for a in report.trace)

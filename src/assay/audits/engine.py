@@ -25,6 +25,7 @@ FIRST_SLICE = 0.1
 
 SHRINK_SHARE = 0.25
 MAX_SHRINK = 3.0
+RESOLUTION_SHARE = 0.15
 
 LADDER = tuple(
     Fraction(n, d)
@@ -194,7 +195,7 @@ class _Audit:
                 self.store.save(self.claim, found.instance)
         elif target.accepted:
             verdict = None if target.closest is None else target.verdict(target.closest.instance)
-            resolution = _resolution(target)
+            resolution = _resolution(target, seconds=max(1.0, RESOLUTION_SHARE * target.seconds))
         outcome, reason = self._outcome()
         return AuditReport(
             claim=self.claim,
@@ -248,7 +249,7 @@ class _Audit:
         )
 
 
-def _resolution(target: Target, *, seconds: float = 1.0) -> Resolution | None:
+def _resolution(target: Target, *, seconds: float) -> Resolution | None:
     """Mutate the constant by more and more, and ask the closest approaches whether they notice.
 
     None where the time ran out before the question was settled.

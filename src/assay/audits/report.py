@@ -94,7 +94,9 @@ class AuditReport:
 
     @property
     def as_expected(self) -> bool:
-        """Whether the outcome is the one that the claim announces."""
+        """Whether the outcome is the one that the claim announces; for a limit, whether its finite claims' are."""
+        if self.implied_by:
+            return all(report.as_expected for report in self.implied_by.values())
         announced = {"survives": "survived", "refuted": "refuted", "undecidable": "gave up"}
         return self.outcome == announced[self.claim.expect]
 
