@@ -23,7 +23,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from assay.checkpoints.header import DTYPES, TensorInfo
+from assay.checkpoints.header import DTYPES, TensorInfo, rounded
 from assay.checkpoints.io import (
     Checkpoint,
     Shard,
@@ -174,15 +174,15 @@ class Adapter:
         if update is not None:
             left, right = self._factors(update, start, stop, working)
             _add_product(merged, left, right, working(update.scale))
-        rounded = _round(merged, info)
-        finite = np.isfinite(rounded)
+        result = rounded(merged, info.dtype)
+        finite = np.isfinite(result)
         lost = 0 if finite.all() else int(np.count_nonzero(np.isfinite(below) & ~finite))
         if lost:
             raise InputError(
                 f"{self.path}: {lost} merged values of {name!r} are not finite though the base's are; it "
                 f"holds NaN or {info.dtype} is too narrow for it"
             )
-        return rounded.view(info.bits_dtype)
+        return result.view(info.bits_dtype)
 
     def _factors(self, update: LowRankUpdate, start: int, stop: int, working: type) -> tuple[Any, Any]:
         """The factors of rows start:stop as ``[rows, r]`` and ``[r, columns]`` arrays."""
@@ -235,26 +235,6 @@ def _add_product(merged, left, right, scale):
                 product[j] += factor * right[k, j]
         for j in range(columns):
             merged[i, j] += scale * product[j]
-
-
-def _round(values: np.ndarray, info: TensorInfo) -> np.ndarray:
-    """Round once, to nearest even, to the type of the tensor."""
-    with np.errstate(over="ignore"):
-        narrow = values.dtype == np.float64 and info.dtype not in ("F16", "F32", "F64")
-        return (_to_odd_float32(values) if narrow else values).astype(DTYPES[info.dtype])
-
-
-def _to_odd_float32(values: np.ndarray) -> np.ndarray:
-    """Round float64 to float32 towards zero, setting the last bit when inexact.
-
-    ml_dtypes converts float64 by way of float32, which would round twice; after rounding to odd the second
-    rounding is the only one that counts (Boldo and Melquiond, IEEE Trans. Computers 57(4), 2008).
-    """
-    nearest = values.astype(np.float32)
-    bits = nearest.view(np.uint32)
-    bits -= np.abs(nearest.astype(np.float64)) > np.abs(values)
-    bits |= bits.view(np.float32).astype(np.float64) != values
-    return np.where(np.isnan(values), np.float32(np.nan), bits.view(np.float32))
 
 
 def _merged_info(name: str, old: TensorInfo | None, stored: TensorInfo) -> TensorInfo:

@@ -16,7 +16,7 @@ from assay.checkpoints.apply import check_base_digest, check_base_layout, scheme
 from assay.checkpoints.delta import Delta, block_rows
 from assay.checkpoints.encode import difference, read_base_rows
 from assay.checkpoints.engine import ordered
-from assay.checkpoints.header import DTYPES, TensorInfo
+from assay.checkpoints.header import DTYPES, TensorInfo, rounded
 from assay.checkpoints.io import Source, open_checkpoint, refuse_quantised
 from assay.checkpoints.journal import Journal
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, require_space
@@ -324,7 +324,7 @@ def _decoded(
     if source["treatment"] == "lossless":
         rows = bits
         if source.get("base_dtype"):
-            rows = bits.view(DTYPES[task.info.dtype]).astype(DTYPES[source["dtype"]])
+            rows = rounded(bits.view(DTYPES[task.info.dtype]), source["dtype"])
             rows = rows.view(f"<u{rows.itemsize}")
         return difference(rows, codec.decode_lossless(payload, rows), source["dtype"])
     return codec.decode_block(payload, task.start * task.info.columns, bits.size, scheme_of(patch, source))
