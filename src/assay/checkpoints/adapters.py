@@ -275,9 +275,7 @@ def _sizes_beside(folder: Path) -> dict[str, int]:
     }
 
 
-def _config_of_grown(
-    base: Source, tensors: Mapping[str, TensorInfo]
-) -> tuple[bytes | None, tuple[str, ...]]:
+def _config_of_grown(base: Source, tensors: Mapping[str, TensorInfo]) -> tuple[bytes | None, tuple[str, ...]]:
     """config.json for an embedding that the adapter resized, and what to say of it; None where it stays.
 
     transformers refuses weights whose embedding has other rows than ``vocab_size`` says.

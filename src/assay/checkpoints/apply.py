@@ -211,14 +211,8 @@ def _tasks(base: Source, patch: Delta, names: list[str]) -> Iterator[ApplyTask]:
 
 def tensor_tasks(base: Source, patch: Delta, name: str) -> Iterator[ApplyTask]:
     """The tasks that give one tensor of the output."""
-    record = patch.records[name]
-    source = record
-    if record["treatment"] == "alias":
-        source = patch.records.get(str(record.get("of")), record)
-        same = all(source.get(key) == record.get(key) for key in ("dtype", "shape", "base_rows"))
-        if source["treatment"] in ("alias", "absent") or not same:
-            raise InputError(f"{patch.path} is damaged: {name!r} repeats a tensor that it cannot repeat")
-    shape = record["shape"]
+    source = patch.source(name)
+    shape = source["shape"]
     rows, columns = (shape[0] if shape else 1), int(np.prod(shape[1:], dtype=np.int64))
     blocks = list(block_rows(rows, columns, source.get("base_rows")))
     if source["treatment"] != "unchanged" and len(blocks) != patch.blocks(source["name"]):

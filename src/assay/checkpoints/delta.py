@@ -147,7 +147,17 @@ class Delta:
         by_name = {r["name"]: r for r in records}
         if len(by_name) != len(records):
             raise InputError(f"{self.path}: the plan names a tensor twice")
+        for record in records:
+            if record["treatment"] == "alias" and not _can_repeat(record, by_name.get(str(record.get("of")))):
+                raise InputError(
+                    f"{self.path} is damaged: {record['name']!r} repeats a tensor that it cannot repeat"
+                )
         return by_name
+
+    def source(self, name: str) -> dict[str, Any]:
+        """The record that says how a tensor is made: its own, or that of the tensor it repeats."""
+        record = self.records[name]
+        return self.records[record["of"]] if record["treatment"] == "alias" else record
 
     def _block_offsets(self, record: Mapping[str, Any]) -> list[int]:
         lengths = record.get("blocks", [])
@@ -253,6 +263,13 @@ def _reads_its_base(record: Mapping[str, Any]) -> bool:
     return isinstance(known, str) or (
         known is None and rows is None and record["treatment"] in ("exact", "absent")
     )
+
+
+def _can_repeat(record: Mapping[str, Any], source: Mapping[str, Any] | None) -> bool:
+    """Whether a tensor can be the same as another one of the plan."""
+    if source is None or source["treatment"] in ("alias", "absent"):
+        return False
+    return all(source.get(key) == record.get(key) for key in ("dtype", "base_dtype", "shape", "base_rows"))
 
 
 def is_delta(path: str | os.PathLike[str]) -> bool:

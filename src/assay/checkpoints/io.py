@@ -553,7 +553,9 @@ def is_plain_file_name(file: str) -> bool:
     >>> is_plain_file_name("model.safetensors"), is_plain_file_name("../model.safetensors")
     (True, False)
     """
-    return bool(file) and not file.startswith(".") and not re.search(r"[/\\:\x00-\x1f\x7f]", file)
+    return (
+        bool(file) and not file.startswith(".") and not re.search(r"[/\\:\x00-\x1f\x7f\ud800-\udfff]", file)
+    )
 
 
 def _check_index(index: Path, weight_map: Mapping[str, str], shards: Sequence[Shard]) -> None:
@@ -586,7 +588,7 @@ def _sort_other_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, int
     ignored: dict[str, str] = {}
     for name in names:
         path = folder / name
-        if path.is_dir() and not name.startswith("."):
+        if path.is_dir() and is_plain_file_name(name):
             inside = sorted(os.listdir(path))
             if any(_reason_to_ignore(path / entry) is not None for entry in inside):
                 ignored[name] = "subfolder that holds more than small files"
@@ -605,6 +607,8 @@ def _reason_to_ignore(path: Path) -> str | None:
     suffix = path.suffix.lower()
     if path.name.startswith("."):
         return HIDDEN
+    if not is_plain_file_name(path.name):
+        return "a name that not every system allows"
     if path.name == MARKER:
         return MARKS
     if path.is_dir():

@@ -146,7 +146,8 @@ def _notes(finetuned: Any, layout: Layout) -> Iterator[str]:
     left = {file: why for file, why in finetuned.ignored.items() if why not in (HIDDEN, MARKS)}
     if left:
         file, why = next(iter(left.items()))
-        yield f"{len(left)} files of {finetuned.path} are not carried along, {file!r} among them ({why})"
+        number = "a file" if len(left) == 1 else f"{len(left)} files"
+        yield f"{number} of {finetuned.path} will be missing from the output, {file!r} among them ({why})"
 
 
 def _refuse_nonfinite(job: Job) -> None:
@@ -224,7 +225,8 @@ def identity_of(job: Job, tails: str, certified: bool) -> dict[str, Any]:
     def source(side: Any) -> list[Any]:
         own = side.own_shards if isinstance(side, Adapter) else ()
         return [
-            [s.file, s.size, s.modified_ns, hashlib.sha256(s.header).hexdigest()] for s in (*side.shards, *own)
+            [s.file, s.size, s.modified_ns, hashlib.sha256(s.header).hexdigest()]
+            for s in (*side.shards, *own)
         ]
 
     settings = {f.name: str(getattr(job.settings, f.name)) for f in dataclasses.fields(job.settings)}

@@ -275,8 +275,9 @@ def _integers(task: MergeTask, bits: np.ndarray) -> np.ndarray:
 
 
 def _exact_rows(task: MergeTask, patch: Delta, bits: np.ndarray) -> np.ndarray:
-    record = patch.records.get(task.info.name, {"treatment": "absent"})
-    source = patch.records[record["of"]] if record["treatment"] == "alias" else record
+    if task.info.name not in patch.records:
+        return bits
+    source = patch.source(task.info.name)
     if source["treatment"] == "exact":
         payload = patch.block(source["name"], task.block)
         return codec.decode_exact(payload, bits.dtype, bits.size).reshape(bits.shape)
@@ -327,14 +328,16 @@ def _decoded(
     task: MergeTask, patch: Delta, bits: np.ndarray
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray] | None:
     """One delta's block: survivors as (positions, values), a dense difference, or None for no change."""
-    record = patch.records.get(task.info.name)
-    if record is None or record["treatment"] in ("unchanged", "absent"):
+    if task.info.name not in patch.records:
         return None
-    source = patch.records[record["of"]] if record["treatment"] == "alias" else record
-    if source["treatment"] == "unchanged":
+    source = patch.source(task.info.name)
+    if source["treatment"] in ("unchanged", "absent"):
         return None
     payload = patch.block(source["name"], task.block)
-    if source["treatment"] in ("exact", "lossless"):  # exact: a scalar; all else in the base is coded against it
+    if source["treatment"] in (
+        "exact",
+        "lossless",
+    ):  # exact: a scalar; all else in the base is coded against it
         rows = bits
         if source["dtype"] != task.info.dtype:
             rows = rounded(bits.view(DTYPES[task.info.dtype]), source["dtype"])
