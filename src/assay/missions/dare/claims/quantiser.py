@@ -8,6 +8,7 @@ from assay.core.claim import Bound, Claim, Mean, Premise, Sides, Tail
 from assay.missions.dare import exact
 from assay.missions.dare.claims._shared import DROP_PROB, GAMMA, INDEPENDENT, RESCALE, derived
 from assay.missions.dare.claims.exact_moments import ENTRIES_INSIDE, LEVELS, quantised_error
+from assay.missions.dare.claims.tails import beyond
 from assay.missions.dare.exact import Law, Value, kearns_saul
 from assay.missions.dare.instances import Quantised, QuantisedMgf, QuantisedWithGamma, Stored
 from assay.numerics.arb import log, sqrt
@@ -49,10 +50,7 @@ quantised_threshold = Claim(
     statement=r"\mathbb{P}\bigl(|H_q - \mathbb{E} H_q| > \sqrt{2 v \ln(2/\gamma)}\bigr) \le \gamma",
     instance=QuantisedWithGamma,
     form=Tail(
-        exact=lambda x: exact.probability(
-            exact.centred(quantised_error(x)),
-            lambda h: exact.exceeds(h * h, 2 * _proxy(x) * log(2 / x.gamma)),
-        ),
+        exact=lambda x: beyond(exact.centred(quantised_error(x)), 2 * _proxy(x) * log(2 / x.gamma)),
         delta=lambda x: x.gamma,
     ),
     source=derived("1.h"),
@@ -127,10 +125,10 @@ realised_tail = Claim(
     id="dare.realised_tail",
     title="Upper tail of the realised squared error",
     statement=(
-        r"\mathbb{P}\bigl(R > \mathbb{E} R + \sqrt{2 v \ln(1/\gamma)}\bigr) \le \gamma, \quad"
-        r" R = \sum_j m_j (d_j - v_j)^2, \quad v = \Phi(p) G/2 + \varrho^2/4, \\"
+        r"\mathbb{P}\bigl(Y > \mathbb{E} Y + \sqrt{2 v \ln(1/\gamma)}\bigr) \le \gamma, \quad"
+        r" Y = \sum_j m_j (d_j - v_j)^2, \quad v = \Phi(p) G/2 + R/4, \\"
         r" G = \Bigl(|1 - (1 - 1/q)^2| \sqrt{D_4} + \frac{\sqrt{H_4}}{4 q^2}\Bigr)^2, \quad"
-        r" \varrho = \frac{2 |1 - 1/q| (D_4 H_4)^{1/4}}{q} + \frac{\sqrt{H_4}}{q^2}, \\"
+        r" R = \Bigl(\frac{2 |1 - 1/q| (D_4 H_4)^{1/4}}{q} + \frac{\sqrt{H_4}}{q^2}\Bigr)^2, \\"
         r" D_4 = \sum_j m_j^2 d_j^4, \ H_4 = \sum_j m_j^2 h_j^4"
     ),
     instance=Stored,
