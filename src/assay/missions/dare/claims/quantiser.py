@@ -88,7 +88,7 @@ def _step_variance(weight: Value, step: Value) -> Value:
     return exact.central_moment(exact.law_of_sum([exact.grid_atoms(weight, step)]), 2)
 
 
-def _realised_proxy(x: Stored) -> Value:
+def realised_proxy(x: Stored) -> Value:
     """Phi G/2 + R/4 of the certificate format."""
     q, none = x.rescale, 0 * x.rescale
     delta_root = sqrt(sum((e.moment**2 * e.delta**4 for e in x.entries), start=none))
@@ -99,7 +99,7 @@ def _realised_proxy(x: Stored) -> Value:
 
 
 def _beyond_realised(x: Stored) -> Value:
-    mean, width = _realised_mean(x), sqrt(2 * log(1 / x.gamma) * _realised_proxy(x))
+    mean, width = _realised_mean(x), sqrt(2 * log(1 / x.gamma) * realised_proxy(x))
     return exact.probability(_realised(x), lambda value: exact.exceeds(value - mean, width))
 
 
