@@ -152,7 +152,7 @@ class BlockStats:
     ``m_j`` is the column weight, or 1; ``V_ij`` the variance of the quantiser at ``d_ij`` (were it kept) by
     its exact law, ``h^2 th (1 - th)`` with ``th = frac(|d| / h)`` or ``(hi - |d|)(|d| - lo)``; the step
     ``h_ij`` is ``M / k`` or ``hi - lo``; ``v_ij`` the decoded value, 0 if dropped.  Uncodable entries count
-    as ``d = 0``, base entries that are not finite as 0.  ``first_*`` are flat indices in the tensor, None if
+    as ``d = 0``.  ``first_*`` are flat indices in the tensor, None if
     there is none.
     """
 
@@ -162,8 +162,6 @@ class BlockStats:
     row_quantiser_variance: NDArray[np.float64]  # sum_j m_j V_ij, over all entries
     row_quantiser_proxy: NDArray[np.float64]  # sum_j m_j h_ij^2 / 4, over all entries
     row_realised: NDArray[np.float64]  # sum_j m_j (d_ij - v_ij)^2
-    base_energy: float
-    delta_energy: float  # unweighted
     delta_fourth: float  # sum m_j^2 d_ij^4
     step_fourth: float  # sum m_j^2 h_ij^4, over all entries
     largest_delta: float
@@ -239,7 +237,7 @@ def encode_block(
     moments, totals = np.zeros((4, rows)), np.zeros(kernels.TOTALS)
     counts, first = np.zeros(kernels.EVENTS, np.int64), np.zeros(kernels.EVENTS, np.int64)
     if count:
-        scratch = np.empty(max(span, kernels.TILE), np.float64 if dtype == "F64" else np.float32)
+        scratch = np.empty(max(span, kernels.TILE) + kernels.SLACK, np.float64 if dtype == "F64" else np.float32)
         kernels.encode(
             base, finetuned, mask, weight, columns, *_key(scheme), np.uint64(start),
             np.uint64(scheme.threshold), float(scheme.levels), span, float(scheme.rescale), form.limit,
@@ -443,8 +441,6 @@ def _stats(
         moments[kernels.VARIANCE],
         moments[kernels.PROXY],
         moments[kernels.REALISED],
-        float(totals[kernels.BASE_ENERGY]),
-        float(totals[kernels.DELTA_ENERGY]),
         float(totals[kernels.DELTA_FOURTH]),
         float(totals[kernels.STEP_FOURTH]),
         float(totals[kernels.LARGEST_DELTA]),
