@@ -454,6 +454,30 @@ def add_bfloat16(bits, index, value):
 
 
 @njit(cache=True, nogil=True)
+def add_sparse(first, first_value, second, second_value, index, value):
+    """Merge two ascending lists of positions, adding the values where they meet; returns the length of the union."""
+    filled = 0
+    a = 0
+    b = 0
+    while a < first.size and b < second.size:
+        i, j = first[a], second[b]
+        index[filled] = min(i, j)
+        value[filled] = (first_value[a] if i <= j else 0.0) + (second_value[b] if j <= i else 0.0)
+        filled += 1
+        a += np.int64(i <= j)
+        b += np.int64(j <= i)
+    for e in range(a, first.size):
+        index[filled] = first[e]
+        value[filled] = first_value[e]
+        filled += 1
+    for e in range(b, second.size):
+        index[filled] = second[e]
+        value[filled] = second_value[e]
+        filled += 1
+    return filled
+
+
+@njit(cache=True, nogil=True)
 def histogram(stream):
     """How often each of the 256 byte values occurs: int64 [256]."""
     counts = np.zeros((4, 256), np.int64)  # four tables: equal neighbours do not wait for each other
