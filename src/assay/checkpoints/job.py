@@ -26,7 +26,7 @@ from assay.core.errors import InputError
 RETRAINED = 0.8
 """Delta norm over base norm from which a pair is taken for two trainings rather than a fine-tune."""
 
-_PROBE_ROWS = 64
+_PROBE_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
