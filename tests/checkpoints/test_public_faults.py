@@ -473,9 +473,9 @@ def test_memory_is_a_few_blocks_whatever_the_checkpoint(tmp_path, monkeypatch):
     largest = 0
     read_rows = Checkpoint.read_rows
 
-    def spy(self, name, start, stop):
+    def spy(self, name, start, stop, buffer=None):
         nonlocal largest
-        rows = read_rows(self, name, start, stop)
+        rows = read_rows(self, name, start, stop, buffer)
         largest = max(largest, rows.nbytes)
         return rows
 

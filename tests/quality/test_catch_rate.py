@@ -103,20 +103,19 @@ def test_slips_in_tight_bounds_fall(claim, name):
 SEED_CLAIMS = list(catalog().values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("claim", SEED_CLAIMS, ids=names(SEED_CLAIMS))
-def test_every_claim_of_the_catalogue_ends_as_it_announces(claim):
-    assert audit(claim, seconds=20).as_expected
-
-
 UNMOVED = {"dare.phi_positive"}
 """Claims of the form 0 < f(x), which no factor on the right-hand side can break."""
 
+SECONDS_EACH = 8
+"""Budget of an audit in CI; the report of each says what it spent."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", SEED_CLAIMS, ids=names(SEED_CLAIMS))
-def test_every_bound_of_the_catalogue_states_its_resolution(claim):
+def test_every_claim_of_the_catalogue_ends_as_it_announces(claim):
+    """... and every true bound states the smallest damage that this audit would have noticed."""
+    report = audit(claim, seconds=SECONDS_EACH)
+    assert report.as_expected
     if claim.expect != "survives" or isinstance(claim.form, Limit | Witness) or sides_function(claim) is None:
-        pytest.skip("nothing to damage")
-    report = audit(claim, seconds=20)
+        return
     assert claim.id in UNMOVED or report.resolution.damage is not None

@@ -28,6 +28,7 @@ from assay.checkpoints.header import DTYPES, TensorInfo, rounded
 from assay.checkpoints.io import (
     MARKER,
     Checkpoint,
+    ReadBuffer,
     Shard,
     Source,
     check_rows,
@@ -164,7 +165,7 @@ class Adapter:
         """As the base says."""
         return self.base.tied
 
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+    def read_rows(self, name: str, start: int, stop: int, buffer: ReadBuffer | None = None) -> np.ndarray:
         """Raw bits of merged rows ``start <= row < stop``, shaped ``[stop - start, columns]``.
 
         Raises:

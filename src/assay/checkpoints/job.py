@@ -37,7 +37,7 @@ from assay.core.errors import InputError
 RETRAINED = 0.8
 """Delta norm over base norm from which a pair is taken for two trainings rather than a fine-tune."""
 
-_PROBE_ROWS = 64
+_PROBE_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ def _moments(
         return measured, "sha256:" + Subject.of_file(Path(folder) / "moments.safetensors").sha256
 
 
-def refuse_retrained(job: Job) -> None:
-    """A look at a few rows of each tensor: two trainings differ by as much as the model is large."""
+def delta_ratio(job: Job) -> float:
+    """Norm of the delta over norm of the base, in a few rows of each tensor that loses something."""
     changed = whole = 0.0
     for plan in job.plans:
         if plan.treatment in LOSSY:
@@ -206,7 +206,15 @@ def refuse_retrained(job: Job) -> None:
             new = job.finetuned.read_rows(plan.name, 0, stop)
             changed += _square_sum(difference(old, new, plan.info.dtype))
             whole += _square_sum(difference(np.zeros_like(old), old, plan.info.dtype))
-    ratio = math.sqrt(changed / whole) if whole else 0.0
+    return math.sqrt(changed / whole) if whole else 0.0
+
+
+def refuse_retrained(job: Job, ratio: float) -> None:
+    """Two trainings differ by as much as the model is large.
+
+    Raises:
+        InputError: the pair looks like that.
+    """
     if ratio >= RETRAINED:
         raise InputError(
             f"{job.finetuned.path} is no fine-tune of {job.base.path}: their difference is {ratio:.2f} times as large as "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from assay.checkpoints.encode import (
 from assay.checkpoints.engine import ordered
 from assay.checkpoints.header import TensorInfo, build_header
 from assay.checkpoints.io import fingerprint, tensor_sha256
-from assay.checkpoints.job import Job, identity_of, open_job, output_layout, refuse_retrained
+from assay.checkpoints.job import Job, delta_ratio, identity_of, open_job, output_layout, refuse_retrained
 from assay.checkpoints.journal import Journal, PartialData
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, disk_errors, require_space
 from assay.checkpoints.plan import LOSSY, Settings, TensorPlan
@@ -62,7 +61,8 @@ class PackReport:
         bytes_out: bytes of the delta.
         parameters: elements of the fine-tuned checkpoint.
         certificate: what was lost; None when it was declined.
-        delta_ratio: norm of the delta over norm of the base, over the tensors that lose something.
+        delta_ratio: norm of the delta over norm of the base, sampled: from a few rows of each tensor that loses
+            something.
         warnings: sentences that the user should read.
         dry_run: nothing was written.
     """
@@ -143,10 +143,11 @@ def pack(
             check_output(certificate, inputs=[*inputs, *_files(job)], overwrite=overwrite)
             if os.path.realpath(certificate) == os.path.realpath(target):
                 raise InputError(f"the certificate and the delta cannot both be {target}; name another file")
+        ratio = delta_ratio(job)
         if not force:
-            refuse_retrained(job)
+            refuse_retrained(job, ratio)
         with _Sink.open(target, identity_of(job, tails, bool(certificate)), dry_run) as sink:
-            return _pack(job, sink, target, tails, certificate, workers, engine, progress or _silent)
+            return _pack(job, sink, target, ratio, tails, certificate, workers, engine, progress or _silent)
     finally:
         job.close()
 
@@ -223,6 +224,7 @@ def _pack(
     job: Job,
     sink: _Sink,
     target: Path,
+    ratio: float,
     tails: str,
     certificate: bool | str | os.PathLike[str],
     workers: int | None,
@@ -249,7 +251,7 @@ def _pack(
         sink.record(plan.name, entry)
         position += plan.info.nbytes
     progress(total, total, "writing the delta")
-    return _finish(job, plans, sink, target, certificate)
+    return _finish(job, plans, sink, target, ratio, certificate)
 
 
 def _largest_size(job: Job) -> int:
@@ -352,7 +354,6 @@ def _collect(
         "begin": begin,
         "plan": plan_record(plan, treatment, sums),
         "certificate": record if certified else None,
-        "energies": [sums.delta_energy, sums.base_energy] if lossy else [0.0, 0.0],
         "changed": [sums.changed, plan.info.count] if lossy else [0, 0],
         "alias": alias_key(plan, sums),
     }
@@ -395,6 +396,7 @@ def _finish(
     plans: Sequence[TensorPlan],
     sink: _Sink,
     target: Path,
+    ratio: float,
     certificate: bool | str | os.PathLike[str],
 ) -> PackReport:
     entries = [sink.done[plan.name] for plan in plans]
@@ -436,14 +438,13 @@ def _finish(
             with disk_errors(Path(certificate)):
                 sealed.save(Path(certificate))
         sink.journal.discard()
-    changed, whole = (sum(e["energies"][side] for e in entries) for side in (0, 1))
     return PackReport(
         target,
         sum(plan.info.nbytes for plan in plans) + sum(job.finetuned.carried.values()),
         size,
         sum(plan.info.count for plan in plans),
         sealed,
-        math.sqrt(changed / whole) if whole else 0.0,
+        ratio,
         tuple(_warnings(job, entries)),
         sink.journal is None,
     )

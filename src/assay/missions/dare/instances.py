@@ -258,7 +258,7 @@ class Outputs:
     """Several outputs of one layer at one input, and a failure probability for all of them together."""
 
     rows: Annotated[tuple[Output, ...], Length(1, 3)]
-    drop_prob: InnerProbability
+    drop_prob: Probability
     rescale: Rescale
     gamma: InnerProbability
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from assay.core.claim import Premise, Proof, Source
 
-OPEN = Proof("open")
-PROVED_MOMENTS = Proof("proved", "DAREx.RescaledErrorMoments", "Lean 4.30.0, Mathlib c5ea003")
+LEAN = "Lean 4.30.0, Mathlib c5ea003"
+OPEN = Proof("open", environment=LEAN)
+PROVED_MOMENTS = Proof("proved", "DAREx.RescaledErrorMoments", LEAN)
 
 
 def darex(locator: str) -> Source:

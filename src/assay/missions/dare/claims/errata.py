@@ -24,7 +24,7 @@ from assay.missions.dare.claims.tails import (
     signed_proxies,
     threshold_square,
 )
-from assay.missions.dare.exact import kearns_saul
+from assay.missions.dare.exact import Value, kearns_saul
 from assay.missions.dare.instances import BernoulliMgf, DroppedAtLevel, DroppedWithGamma
 from assay.numerics.arb import exp, log
 
@@ -84,17 +84,18 @@ printed_theorem_3_1_low = Claim(
     ),
 )
 
+
+def _reached(x: DroppedWithGamma) -> Value:
+    square = threshold_square(as_pruned(x), x.gamma)
+    return exact.probability(dare_error(x), lambda h: exact.reaches(h * h, square))
+
+
 threshold_nonstrict = Claim(
     id="dare.threshold_nonstrict",
     title="Erratum: eq. (8) with a non-strict event",
     statement=r"\mathbb{P}(|H| \ge T) \le \gamma, \quad T = \frac{\sqrt{n (\bar c^2 + \sigma^2)\, \Phi(p) \ln(2/\gamma)}}{1-p}",
     instance=DroppedWithGamma,
-    form=Tail(
-        exact=lambda x: exact.probability(
-            dare_error(x), lambda h: exact.reaches(h * h, threshold_square(as_pruned(x), x.gamma))
-        ),
-        delta=lambda x: x.gamma,
-    ),
+    form=Tail(exact=_reached, delta=lambda x: x.gamma),
     source=derived("1.b, the case it warns of"),
     premises=(NOT_EMPTY, INNER_DROP_PROB, GAMMA, INDEPENDENT),
     expect="refuted",

@@ -122,7 +122,7 @@ norm_tail = Claim(
     form=Tail(exact=_beyond_norm, delta=lambda x: x.gamma),
     source=derived("1.g, after Hsu, Kakade and Zhang 2012"),
     premises=(
-        INNER_DROP_PROB,
+        DROP_PROB,
         RESCALE,
         GAMMA,
         Premise("rows are dropped independently", basis="constructed"),
@@ -153,7 +153,7 @@ simultaneous_thresholds = Claim(
     form=Tail(exact=_any_beyond, delta=lambda x: x.gamma),
     source=derived("1.g"),
     premises=(
-        INNER_DROP_PROB,
+        DROP_PROB,
         RESCALE,
         GAMMA,
         Premise("rows are dropped independently", basis="constructed"),

@@ -8,6 +8,7 @@ from assay.core.claim import Bound, Claim, Mean, Premise, Sides, Tail
 from assay.missions.dare import exact
 from assay.missions.dare.claims._shared import DROP_PROB, GAMMA, INDEPENDENT, RESCALE, derived
 from assay.missions.dare.claims.exact_moments import ENTRIES_INSIDE, LEVELS, quantised_error
+from assay.missions.dare.claims.tails import beyond
 from assay.missions.dare.exact import Law, Value, kearns_saul
 from assay.missions.dare.instances import Quantised, QuantisedMgf, QuantisedWithGamma, Stored
 from assay.numerics.arb import log, sqrt
@@ -49,10 +50,7 @@ quantised_threshold = Claim(
     statement=r"\mathbb{P}\bigl(|H_q - \mathbb{E} H_q| > \sqrt{2 v \ln(2/\gamma)}\bigr) \le \gamma",
     instance=QuantisedWithGamma,
     form=Tail(
-        exact=lambda x: exact.probability(
-            exact.centred(quantised_error(x)),
-            lambda h: exact.exceeds(h * h, 2 * _proxy(x) * log(2 / x.gamma)),
-        ),
+        exact=lambda x: beyond(exact.centred(quantised_error(x)), 2 * _proxy(x) * log(2 / x.gamma)),
         delta=lambda x: x.gamma,
     ),
     source=derived("1.h"),
@@ -90,7 +88,7 @@ def _step_variance(weight: Value, step: Value) -> Value:
     return exact.central_moment(exact.law_of_sum([exact.grid_atoms(weight, step)]), 2)
 
 
-def _realised_proxy(x: Stored) -> Value:
+def realised_proxy(x: Stored) -> Value:
     """Phi G/2 + R/4 of the certificate format."""
     q, none = x.rescale, 0 * x.rescale
     delta_root = sqrt(sum((e.moment**2 * e.delta**4 for e in x.entries), start=none))
@@ -101,7 +99,7 @@ def _realised_proxy(x: Stored) -> Value:
 
 
 def _beyond_realised(x: Stored) -> Value:
-    mean, width = _realised_mean(x), sqrt(2 * log(1 / x.gamma) * _realised_proxy(x))
+    mean, width = _realised_mean(x), sqrt(2 * log(1 / x.gamma) * realised_proxy(x))
     return exact.probability(_realised(x), lambda value: exact.exceeds(value - mean, width))
 
 
@@ -127,10 +125,10 @@ realised_tail = Claim(
     id="dare.realised_tail",
     title="Upper tail of the realised squared error",
     statement=(
-        r"\mathbb{P}\bigl(R > \mathbb{E} R + \sqrt{2 v \ln(1/\gamma)}\bigr) \le \gamma, \quad"
-        r" R = \sum_j m_j (d_j - v_j)^2, \quad v = \Phi(p) G/2 + \varrho^2/4, \\"
+        r"\mathbb{P}\bigl(Y > \mathbb{E} Y + \sqrt{2 v \ln(1/\gamma)}\bigr) \le \gamma, \quad"
+        r" Y = \sum_j m_j (d_j - v_j)^2, \quad v = \Phi(p) G/2 + R/4, \\"
         r" G = \Bigl(|1 - (1 - 1/q)^2| \sqrt{D_4} + \frac{\sqrt{H_4}}{4 q^2}\Bigr)^2, \quad"
-        r" \varrho = \frac{2 |1 - 1/q| (D_4 H_4)^{1/4}}{q} + \frac{\sqrt{H_4}}{q^2}, \\"
+        r" R = \Bigl(\frac{2 |1 - 1/q| (D_4 H_4)^{1/4}}{q} + \frac{\sqrt{H_4}}{q^2}\Bigr)^2, \\"
         r" D_4 = \sum_j m_j^2 d_j^4, \ H_4 = \sum_j m_j^2 h_j^4"
     ),
     instance=Stored,

@@ -193,7 +193,6 @@ mgf_sum = Claim(
     source=darex("App. E.1, moment generating function of the sum"),
     premises=(DROP_PROB, RESCALE, INDEPENDENT),
     uses=("dare.kearns_saul_mgf",),
-    proof=OPEN,
     notes="The mission states q = 1-p; the same proof gives every q > 0. Phi is 0 at p = 0 and 1.",
 )
 
