@@ -57,7 +57,7 @@ class PackReport:
 
     Attributes:
         out: the delta; on a dry run, where it would be.
-        bytes_in: bytes of the fine-tuned checkpoint, carried files included.
+        bytes_in: bytes of the fine-tuned checkpoint's tensors and carried files.
         bytes_out: bytes of the delta.
         parameters: elements of the fine-tuned checkpoint.
         certificate: what was lost; None when it was declined.

@@ -45,7 +45,7 @@ class Settings:
         seed: any integer >= 0.
         include: patterns of tensor names; only these lose something (default: matrices and larger).
         exclude: patterns of tensor names that are kept exactly.
-        gamma: miss probability of each tail bound.
+        gamma: miss probability of each tail bound, strictly between 0 and 1; kept as a Fraction.
     """
 
     drop_prob: float | Fraction = Fraction(9, 10)
