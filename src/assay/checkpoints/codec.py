@@ -237,7 +237,9 @@ def encode_block(
     moments, totals = np.zeros((4, rows)), np.zeros(kernels.TOTALS)
     counts, first = np.zeros(kernels.EVENTS, np.int64), np.zeros(kernels.EVENTS, np.int64)
     if count:
-        scratch = np.empty(max(span, kernels.TILE) + kernels.SLACK, np.float64 if dtype == "F64" else np.float32)
+        scratch = np.empty(
+            max(span, kernels.TILE) + kernels.SLACK, np.float64 if dtype == "F64" else np.float32
+        )
         kernels.encode(
             base, finetuned, mask, weight, columns, *_key(scheme), np.uint64(start),
             np.uint64(scheme.threshold), float(scheme.levels), span, float(scheme.rescale), form.limit,
