@@ -16,13 +16,13 @@ PY     := $(VENV)/bin/python
 .PHONY: demo test slow lint clean
 
 demo: $(VENV)/.demo
-	$(PY) -m demo.run
+	OMP_WAIT_POLICY=PASSIVE $(PY) -m demo.run
 
 test: $(VENV)/.dev
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 slow: $(VENV)/.dev
-	$(PY) -m pytest -m slow $(PYTEST_ARGS)
+	$(PY) -m pytest -m slow -n 2 $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check

@@ -155,6 +155,8 @@ class _Sink:
 
     journal: Journal | None
     done: dict[str, Any] = field(default_factory=dict)
+    finished: Any = field(default_factory=hashlib.sha256)
+    growing: Any = field(default_factory=hashlib.sha256)
 
     @classmethod
     def open(cls, target: Path, identity: Mapping[str, Any], dry_run: bool) -> _Sink:
@@ -179,20 +181,30 @@ class _Sink:
         return self.journal.data.end if self.journal is not None else 0
 
     def append(self, payload: bytes) -> None:
-        """Add to the payload."""
+        """Add to the payload of the tensor at hand."""
         if self.journal is not None:
             self.journal.data.append(payload)
+        else:
+            self.growing.update(payload)
 
     def take_back(self, end: int) -> None:
-        """Forget the payload from `end` on."""
+        """Forget the payload of the tensor at hand, which began at `end`."""
         if self.journal is not None:
             self.journal.data.truncate(end)
+        else:
+            self.growing = self.finished.copy()
 
     def record(self, name: str, entry: dict[str, Any]) -> None:
         """Journal a finished tensor."""
         self.done[name] = entry
         if self.journal is not None:
             self.journal.record(name, entry)
+        else:
+            self.finished = self.growing.copy()
+
+    def payload_id(self) -> str:
+        """sha256 of the whole payload: on a dry run digested as it came, else read back from the disk."""
+        return _digest(self.journal.data) if self.journal is not None else str(self.finished.hexdigest())
 
 
 def _pack(
@@ -376,7 +388,7 @@ def _finish(
     tensors = [e["plan"] for e in entries] + [_absent(info) for info in job.absent]
     plan = {"seed": str(job.settings.seed), "tensors": tensors, **folder_plan}
     payload = [(e["plan"]["name"], sum(e["plan"].get("blocks", []))) for e in entries]
-    payload_id = _digest(sink.journal.data) if sink.journal is not None else "0" * 64
+    payload_id = sink.payload_id()
     sealed = None
     if certificate is not False:
         digests = [{"base": tensor_sha256(info, job.base)} for info in job.absent]
