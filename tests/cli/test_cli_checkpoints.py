@@ -333,3 +333,12 @@ def test_calibration_text_and_chosen_masks(invoke, encoders, tmp_path):
     page = invoke("inspect", tmp_path / "chosen").stdout
     assert "3 masks were chosen, not drawn" in page
     assert "has expectation zero" not in page
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(invoke, pair, tmp_path):
+    base, finetuned = pair
+    out = tmp_path / "d.safetensors"
+    result = invoke("pack", finetuned, "--base", base, "-o", out, "--picture", tmp_path / "no" / "p.svg")
+    assert result.exit_code == 2
+    assert "p.svg" in result.stderr
+    assert not out.exists()

@@ -30,7 +30,7 @@ from assay.checkpoints.io import (
     refuse_quantised,
     row_blocks,
 )
-from assay.checkpoints.plan import LOSSY, Settings, TensorPlan, plan_tensors
+from assay.checkpoints.plan import KEEP_ONE, LOSSY, Settings, TensorPlan, plan_tensors
 from assay.core.certificate import Subject
 from assay.core.errors import InputError
 
@@ -86,6 +86,16 @@ def open_job(
     calibration: str | os.PathLike[str] | None,
     moments: str | os.PathLike[str] | None,
 ) -> Job:
+    """Open both sides, check that one can be packed on the other, and plan every tensor.
+
+    Args:
+        finetuned, base, calibration, moments: as in `assay.checkpoints.pack`.
+        settings: what was asked.
+
+    Raises:
+        InputError: a side, the pair of them, the settings or the moments cannot be used.
+        MissingExtraError: calibration without the extra ``torch``.
+    """
     base_source = open_checkpoint(base)
     refuse_no_model(base_source)
     refuse_quantised(base_source)
@@ -115,25 +125,23 @@ def open_job(
     )
     _refuse_nonfinite(job)
     for plan in plans:
-        needs = (
-            "a chosen mask"
-            if plan.treatment == "masked"
-            else "the optimal rescale"
-            if plan.rescale is None
-            else ""
-        )
-        if plan.treatment == "masked" and job.moment(plan) is None:
-            raise InputError(
-                f"{needs} needs the second moments of {plan.name!r}'s inputs; give --calibrate FILE.txt or --moments, "
-                f"or leave the tensor out with --exclude"
-            )
-        biased = plan.treatment in LOSSY and plan.rescale != plan.threshold / (1 << 32)
-        if biased and job.calibrated(plan) and job.moment(plan) is None:
-            raise InputError(
-                f"a rescale other than 'dare' needs the full second moment of {plan.name!r}'s inputs, and only the "
-                f"diagonal was kept; calibrate with a larger diagonal_above, or use --rescale dare"
-            )
+        _require_moments(job, plan)
     return job
+
+
+def _require_moments(job: Job, plan: TensorPlan) -> None:
+    """A chosen mask and a biased rescale depend on how a tensor's inputs go together."""
+    if plan.treatment == "masked" and job.moment(plan) is None:
+        raise InputError(
+            f"a chosen mask needs the second moments of {plan.name!r}'s inputs; give --calibrate FILE.txt or "
+            f"--moments, or leave the tensor out with --exclude"
+        )
+    biased = plan.treatment in LOSSY and plan.rescale != plan.threshold / KEEP_ONE
+    if biased and job.calibrated(plan) and job.moment(plan) is None:
+        raise InputError(
+            f"a rescale other than 'dare' needs the full second moment of {plan.name!r}'s inputs, and only the "
+            f"diagonal was kept; calibrate with a larger diagonal_above, or use --rescale dare"
+        )
 
 
 def _notes(finetuned: Any, layout: Layout) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ def check(path: Path) -> None:
     """Refuse a picture that could not be drawn, before long work begins.
 
     Raises:
-        InputError: the name ends in none of `SUFFIXES`.
+        InputError: the name ends in none of `SUFFIXES`, or its folder cannot be written to.
         MissingExtraError: matplotlib is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"the picture {path} must end in one of {', '.join(SUFFIXES)}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise InputError(f"the picture {path} cannot be written: its folder is missing or read-only")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
