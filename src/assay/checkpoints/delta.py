@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from assay.checkpoints.io import Checkpoint, open_checkpoint
+from assay.checkpoints.io import Checkpoint, Source, open_checkpoint
 from assay.core.certificate import Certificate, canonical
 from assay.core.errors import InputError, RejectedError
 
@@ -52,6 +52,17 @@ def quick_fingerprint(checks: Mapping[str, str]) -> str:
     """The base's quick fingerprint: catches a wrong base early; the certificate's sha256 binds it."""
     lines = "".join(f"{name}\0{check}\n" for name, check in sorted(checks.items()))
     return "xxh3-128:" + xxhash.xxh3_128_hexdigest(lines.encode())
+
+
+def source_fingerprint(source: Source) -> str:
+    """The quick fingerprint of every tensor of a checkpoint, read once."""
+    checks = {}
+    for name, info in source.tensors.items():
+        blocks = block_rows(info.rows, info.columns)
+        checks[name] = quick_digest(
+            xxhash.xxh3_128_digest(source.read_rows(name, start, stop).data) for start, stop in blocks
+        )
+    return quick_fingerprint(checks)
 
 
 def deflate(data: bytes) -> bytes:

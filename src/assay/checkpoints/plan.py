@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import TensorInfo
 from assay.checkpoints.io import Layout, Source
 from assay.core.errors import InputError
@@ -19,14 +20,24 @@ from assay.core.errors import InputError
 BITS = (16, 8, 4, 3, 2)
 MASKS = ("random", "derandomised")
 CODINGS = ("entropy", "raw")
+KEEP_MAPS = ("uniform", "tensor", "factored")
 KEEP_ONE = 1 << 32
 """Keep threshold of a tensor of which every entry survives."""
 
 GROUP = 64
 """Survivors that share one quantiser scale, on average."""
 
-LOSSY = ("dropped", "masked")
+LOSSY = ("dropped", "masked", "factored")
 """Treatments that lose something; all others give the tensor back bit for bit."""
+
+
+def span_of(threshold: int) -> int:
+    """Entries that share one quantiser scale, so that about `GROUP` of them survive.
+
+    >>> span_of(KEEP_ONE), span_of(KEEP_ONE // 10), span_of(0)
+    (64, 641, 1048576)
+    """
+    return min(1 << 20, -(-GROUP * KEEP_ONE // threshold)) if threshold else 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +110,7 @@ class Settings:
     @property
     def span(self) -> int:
         """Entries that share one quantiser scale, so that about `GROUP` of them survive."""
-        return min(1 << 20, -(-GROUP * KEEP_ONE // self.threshold)) if self.threshold else 1 << 20
+        return span_of(self.threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +119,14 @@ class TensorPlan:
 
     Attributes:
         info: where the tensor lies in the fine-tuned checkpoint; its name, dtype and shape.
-        treatment: ``dropped`` or ``masked`` (lossy); ``lossless`` (exact difference) or ``exact`` (no base).
+        treatment: ``dropped``, ``masked`` or ``factored`` (lossy); ``lossless`` (exact difference) or ``exact`` (no base).
             The encoder turns a tensor that did not change into ``unchanged`` and a copy into ``alias``.
         base: the tensor in the base; None for ``exact``.
         threshold: keep probability times 2**32.
         rescale: divisor of the survivors; None until the optimal one is known.
         bits: of a survivor.
         span: entries that share one scale.
+        factors: of ``factored``, the keep thresholds by row and column; `threshold` is then their mean.
     """
 
     info: TensorInfo
@@ -124,6 +136,7 @@ class TensorPlan:
     rescale: float | None = 1.0
     bits: int = 16
     span: int = GROUP
+    factors: Factors | None = None
 
     @property
     def name(self) -> str:
@@ -197,4 +210,15 @@ def _check_patterns(patterns: Sequence[str], source: Source, option: str) -> Non
             )
 
 
-__all__ = ["BITS", "CODINGS", "KEEP_ONE", "LOSSY", "MASKS", "Settings", "TensorPlan", "plan_tensors"]
+__all__ = [
+    "BITS",
+    "CODINGS",
+    "KEEP_MAPS",
+    "KEEP_ONE",
+    "LOSSY",
+    "MASKS",
+    "Settings",
+    "TensorPlan",
+    "plan_tensors",
+    "span_of",
+]
