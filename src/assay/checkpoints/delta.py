@@ -20,12 +20,12 @@ from assay.core.certificate import Certificate, canonical
 from assay.core.errors import InputError, RejectedError
 
 FORMAT = "assay-delta"
-VERSION = "1.0"
+VERSION = "1.1"
 PREFIX = "assay."
 PLAN, CERTIFICATE, INDEX = "assay.plan", "assay.certificate", "assay.index"
 BLOCK_ELEMENTS = 1 << 20
 MAX_PLAN_BYTES = 64 << 20
-TREATMENTS = ("dropped", "masked", "lossless", "exact", "unchanged", "alias", "absent")
+TREATMENTS = ("dropped", "masked", "factored", "lossless", "exact", "unchanged", "alias", "absent")
 
 
 def block_rows(rows: int, columns: int, base_rows: int | None = None) -> Iterator[tuple[int, int]]:

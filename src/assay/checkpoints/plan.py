@@ -56,6 +56,10 @@ class Settings:
         include: patterns of tensor names; only these lose something (default: matrices and larger).
         exclude: patterns of tensor names that are kept exactly.
         gamma: miss probability of each tail bound.
+        keep_map: how keep probabilities may vary: ``uniform``, ``tensor`` or ``factored`` (by row and column too);
+            all but ``uniform`` at a given `drop_prob` need energies.
+        max_drift: predicted drift allowed, over the fine-tune's own effect; takes the place of `drop_prob`.
+        max_size: bytes allowed, by estimate; takes the place of `drop_prob`.
     """
 
     drop_prob: float | Fraction = Fraction(9, 10)
@@ -68,6 +72,9 @@ class Settings:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     gamma: Fraction = Fraction(1, 100)
+    keep_map: str = "uniform"
+    max_drift: float | None = None
+    max_size: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.drop_prob, float) and not math.isfinite(self.drop_prob):
@@ -92,11 +99,32 @@ class Settings:
             )
         if self.seed < 0:
             raise InputError(f"the seed {self.seed} must be an integer >= 0")
+        self._check_budget()
         if not 0 < self.gamma < 1:
             raise InputError(f"the miss probability {float(self.gamma):g} must lie strictly between 0 and 1")
         if self.rescale == "dare" and self.threshold == 0 and not self.lossless:
             # Everything is dropped and nothing survives to be rescaled: apply gives the base back.
             object.__setattr__(self, "rescale", 1.0)
+
+    def _check_budget(self) -> None:
+        if self.keep_map not in KEEP_MAPS:
+            raise InputError(f"the keep map {self.keep_map!r} is none of {', '.join(KEEP_MAPS)}")
+        if self.max_drift is not None and self.max_size is not None:
+            raise InputError("give a drift or a size to stay within, not both")
+        if self.max_drift is not None and not (math.isfinite(self.max_drift) and self.max_drift > 0):
+            raise InputError(f"the drift {self.max_drift} must be a finite number above 0")
+        if self.max_size is not None and self.max_size < 1:
+            raise InputError(f"a delta of {self.max_size} bytes cannot be; give a size above 0")
+        if self.planned and (self.mask != "random" or self.rescale != "dare" or self.lossless):
+            raise InputError(
+                "plans by energies draw their masks and divide by the keep probability: "
+                "use --mask random and --rescale dare, without --lossless"
+            )
+
+    @property
+    def planned(self) -> bool:
+        """Whether keep probabilities come from energies."""
+        return self.keep_map != "uniform" or self.max_drift is not None or self.max_size is not None
 
     @property
     def threshold(self) -> int:
@@ -150,7 +178,7 @@ class TensorPlan:
 
     @property
     def drop_prob(self) -> Fraction:
-        """The exact drop probability."""
+        """The exact drop probability; of ``factored`` the mean one, rounded."""
         return 1 - Fraction(self.threshold, KEEP_ONE)
 
 
