@@ -22,7 +22,7 @@ test: $(VENV)/.dev
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 slow: $(VENV)/.dev
-	$(PY) -m pytest -m slow $(PYTEST_ARGS)
+	$(PY) -m pytest -m slow -n 2 $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check

@@ -23,7 +23,9 @@ def main() -> None:
     size, drop = options.size, options.drop
     rng = np.random.default_rng(0)
     delta = 0.02 * rng.standard_normal((size, size))
-    inputs = 0.5 * rng.standard_normal((2 * size, size)) + rng.standard_normal((2 * size, 8)) @ rng.standard_normal((8, size))
+    inputs = 0.5 * rng.standard_normal((2 * size, size)) + rng.standard_normal(
+        (2 * size, 8)
+    ) @ rng.standard_normal((8, size))
     moment = inputs.T @ inputs / len(inputs)
     random = rng.random(delta.shape) >= drop
     drawn = layer_error(delta, moment, random, 1 - drop)

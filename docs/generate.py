@@ -25,6 +25,7 @@ REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py; do not edit. -->"
 PACKAGES = (
     "assay",
+    "assay.audits",
     "assay.checkpoints",
     "assay.checkpoints.calibrate",
     "assay.missions.dare",
@@ -118,7 +119,7 @@ def _claims() -> Iterator[str]:
     known = catalog()
     yield "# Claims"
     yield (
-        f"The catalogue holds {len(known)} claims of {len(known.missions)} missions. `assay show CLAIM` prints the same"
+        f"Claims: {len(known)}; missions: {len(known.missions)}. `assay show CLAIM` prints the same"
         " page in the terminal. What a form can and cannot establish is said under *refuted by*."
     )
     for mission in known.missions.values():

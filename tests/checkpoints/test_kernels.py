@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -16,8 +17,8 @@ from assay.numerics.philox import words
 
 
 @njit
-def _squares(bits, begin, end, out):
-    return lanes.square_lanes(bits, begin, end, out)
+def _sums(x, value, begin, end):
+    return lanes.survivor_sums(x, value, begin, end)
 
 
 @njit
@@ -25,19 +26,20 @@ def _mask(values, at, last):
     return lanes.mask_of_words(values, at, last)
 
 
-@pytest.mark.parametrize("number", [ml_dtypes.bfloat16, np.float32, np.float64])
-def test_lanes_hold_every_sixteenth_term_in_order(number) -> None:
-    values = np.random.default_rng(0).standard_normal(101).astype(number)
-    bits = values.view({2: np.uint16, 4: np.uint32, 8: np.uint64}[values.itemsize])
-    out = np.zeros(16)
-    stop = _squares(bits, 3, 100, out)
-    assert stop == 3 + 96
-    wide = values.astype(np.float64)
-    for lane in range(16):
-        total = 0.0
-        for i in range(3 + lane, stop, 16):
-            total += wide[i] * wide[i]
-        assert out[lane] == total
+@pytest.mark.parametrize("end", [3, 4, 18, 19, 20, 84])
+def test_sums_add_every_sixteenth_term_in_order_and_fold_by_halves(end) -> None:
+    """What lies beyond the end, NaN here, is read and plays no part."""
+    rng = np.random.default_rng(0)
+    x, value = np.full(100, np.nan), np.full(100, np.nan, np.float32)
+    x[:end], value[:end] = rng.standard_normal(end), rng.standard_normal(end)
+    expected = np.zeros((2, 16))
+    for i in range(3, end):
+        for total, factor in zip(expected, (x[i], x[i] - float(value[i])), strict=True):
+            lane = (i - 3) % 16
+            total[lane] = float(Fraction(total[lane]) + Fraction(factor) ** 2)
+    for width in (8, 4, 2, 1):
+        expected = expected[:, :width] + expected[:, width:]
+    assert _sums(x, value, 3, end) == tuple(expected[:, 0])
 
 
 def test_masks_of_sixty_four_words() -> None:
@@ -133,8 +135,7 @@ def test_a_value_of_zero_leaves_every_bit_alone() -> None:
 
 
 def test_a_long_sum_stays_within_the_stated_radius() -> None:
-    values = np.random.default_rng(3).standard_normal(100_000).astype(np.float32)
-    out = np.zeros(16)
-    stop = _squares(values.view(np.uint32), 0, values.size, out)
-    exact = math.fsum(float(v) ** 2 for v in values[:stop])
-    assert abs(math.fsum(out) - exact) <= (stop / 16 + 5) * 2**-53 * exact
+    x = np.random.default_rng(3).standard_normal(100_000)
+    total, _ = _sums(x, np.zeros(x.size, np.float32), 0, x.size)  # a multiple of 16
+    exact = math.fsum(v**2 for v in x.tolist())
+    assert abs(total - exact) <= (x.size / 16 + 5) * 2**-53 * exact

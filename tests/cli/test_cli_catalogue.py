@@ -8,7 +8,6 @@ import pytest
 
 from assay.core.catalog import catalog
 
-pytest.importorskip("assay.missions.dare.claims")
 CLAIMS = list(catalog().values())
 
 

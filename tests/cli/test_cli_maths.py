@@ -22,6 +22,12 @@ from assay.core.catalog import catalog
         (r"\text{for drop-outs}", "for drop-outs"),
         (r"a \\ b", "a\nb"),
         (r"\unknownmacro x", r"\unknownmacro x"),
+        (r"f(\frac{a+b}{2})", "f((a+b)/2)"),
+        (r"\frac{a b}{c d}", "(a b/(c d))"),
+        (r"\frac{\frac12 a + b}{q^2}", "(((1/2) a + b)/q²)"),
+        (r"e^\top M", "eᵀM"),
+        (r"s_{\max}", "sₘₐₓ"),
+        (r"(0, 1] (a)", "(0, 1] (a)"),
         (r"x_", "x_{}"),
         ("", ""),
     ],
@@ -34,4 +40,4 @@ def test_every_statement_of_the_catalogue_is_read_whole():
     for claim in catalog().values():
         text = to_unicode(claim.statement)
         assert "\\" not in text, (claim.id, text)
-        assert text.count("(") == text.count(")"), (claim.id, text)
+        assert sum(map(text.count, "([")) == sum(map(text.count, ")]")), (claim.id, text)

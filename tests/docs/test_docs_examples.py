@@ -59,7 +59,7 @@ def test_examples_of(page: Path, workshop: Path, command_path: Path):
             run_doctest(block.text, page, workshop, namespace)
         else:
             with contextlib.chdir(workshop):
-                exec(compile(block.text, str(page), "exec"), namespace)
+                exec(compile(block.text, str(page), "exec", dont_inherit=True), namespace)
 
 
 def run_console(text: str, folder: Path, command_path: Path) -> None:

@@ -64,7 +64,7 @@ def draw(kind, rng):
         if field.length is None:
             values[field.name] = value_of(field, rng)
         else:
-            size = rng.randint(field.length.low, min(field.length.high, 4))
+            size = rng.randint(field.length.low, max(field.length.low, min(field.length.high, 4)))
             values[field.name] = tuple(value_of(field, rng) for _ in range(size))
     return kind(**values)
 
@@ -111,33 +111,46 @@ def test_verdicts_are_rigorous_and_never_false_where_the_claim_is_true(claim):
         assert verdict.strength is not Strength.FLOAT
 
 
-@pytest.mark.parametrize("claim", **by_id(FINITE))
-def test_certificates_come_back_and_are_accepted_without_assay(claim, tmp_path):
-    (x, *_), _ = accepted(claim, 1)
-    path = tmp_path / "certificate.json"
-    certify(claim, x).save(path)
-    assert Certificate.load(path).document["claim"]["id"] == claim.id
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """Certificates of all finite claims and forgeries of them, and the checker's exit code for each.
+
+    The checker runs once, isolated: its own folder is all that it can import beside the standard library.
+    """
     if not (ROOT / "src/assay_verify/__main__.py").exists():
         pytest.skip("the checker is not in this checkout")
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "alone/assay_verify").symlink_to(ROOT / "src/assay_verify")
-    code = "import sys, runpy; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('assay_verify', run_name='__main__')"
+    folder = tmp_path_factory.mktemp("certificates")
+    (folder / "alone").mkdir()
+    (folder / "alone/assay_verify").symlink_to(ROOT / "src/assay_verify")
+    files = []
+    for claim in FINITE:
+        (x, *_), _ = accepted(claim, 1)
+        true, forged = folder / f"{claim.id}.json", folder / f"{claim.id}.forged.json"
+        certify(claim, x).save(true)
+        forged.write_bytes(true.read_bytes().replace(b'"truth":"', b'"truth":"X', 1))
+        files += [true, forged]
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from assay_verify.__main__ import main\n"
+        "for file in sys.argv[2:]: print('exit code', main([file]), file)"
+    )
     run = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, tmp_path / "alone", path],
+        [sys.executable, "-I", "-S", "-c", code, folder / "alone", *files],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
-    forged = path.read_bytes().replace(b'"truth":"', b'"truth":"X', 1)
-    path.write_bytes(forged)
-    run = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, tmp_path / "alone", path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 1, run.stdout + run.stderr
+    assert run.returncode == 0, run.stderr
+    lines = [line.split(" ", 3) for line in run.stdout.splitlines() if line.startswith("exit code ")]
+    return {Path(file): int(code) for _, _, code, file in lines}
+
+
+@pytest.mark.parametrize("claim", **by_id(FINITE))
+def test_certificates_come_back_and_are_accepted_without_assay(claim, checked):
+    codes = {path.name: code for path, code in checked.items()}
+    path = next(path for path in checked if path.name == f"{claim.id}.json")
+    assert Certificate.load(path).document["claim"]["id"] == claim.id
+    assert codes[f"{claim.id}.json"] == 0
+    assert codes[f"{claim.id}.forged.json"] == 1
 
 
 @pytest.mark.parametrize("mission", MISSIONS, ids=lambda m: m.id)

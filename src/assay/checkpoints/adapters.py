@@ -26,6 +26,7 @@ import numpy as np
 from assay.checkpoints.header import DTYPES, TensorInfo
 from assay.checkpoints.io import (
     Checkpoint,
+    ReadBuffer,
     Shard,
     Source,
     check_rows,
@@ -151,7 +152,7 @@ class Adapter:
         """As the base says."""
         return self.base.tied
 
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+    def read_rows(self, name: str, start: int, stop: int, buffer: ReadBuffer | None = None) -> np.ndarray:
         """Raw bits of merged rows ``start <= row < stop``, shaped ``[stop - start, columns]``.
 
         Raises:

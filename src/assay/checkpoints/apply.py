@@ -244,7 +244,7 @@ def run(task: ApplyTask) -> AppliedRows:
     if treatment == "lossless":
         return AppliedRows(codec.decode_lossless(payload, bits), check, 0)
     index, value = codec.decode_block(payload, task.start * columns, count, scheme_of(task.delta, record))
-    applied, overflow = codec.apply_block(bits, record["dtype"], index, value)
+    applied, overflow = codec.apply_block(bits, record["dtype"], index, value, in_place=True)
     return AppliedRows(applied, check, overflow)
 
 

@@ -162,7 +162,7 @@ class BlockStats:
     ``m_j`` is the column weight, or 1; ``V_ij`` the variance of the quantiser at ``d_ij`` (were it kept) by
     its exact law, ``h^2 th (1 - th)`` with ``th = frac(|d| / h)`` or ``(hi - |d|)(|d| - lo)``; the step
     ``h_ij`` is ``M / k`` or ``hi - lo``; ``v_ij`` the decoded value, 0 if dropped.  Uncodable entries count
-    as ``d = 0``, base entries that are not finite as 0.  ``first_*`` are flat indices in the tensor, None if
+    as ``d = 0``.  ``first_*`` are flat indices in the tensor, None if
     there is none.
     """
 
@@ -172,8 +172,6 @@ class BlockStats:
     row_quantiser_variance: NDArray[np.float64]  # sum_j m_j V_ij, over all entries
     row_quantiser_proxy: NDArray[np.float64]  # sum_j m_j h_ij^2 / 4, over all entries
     row_realised: NDArray[np.float64]  # sum_j m_j (d_ij - v_ij)^2
-    base_energy: float
-    delta_energy: float  # unweighted
     delta_fourth: float  # sum m_j^2 d_ij^4
     step_fourth: float  # sum m_j^2 h_ij^4, over all entries
     largest_delta: float
@@ -251,7 +249,7 @@ def encode_block(
     bfloats = np.empty(0 if scheme.levels else count, np.uint16)
     moments, totals = np.zeros((6 if scheme.factors else 4, rows)), np.zeros(kernels.TOTALS)
     counts, first = np.zeros(kernels.EVENTS, np.int64), np.zeros(kernels.EVENTS, np.int64)
-    scratch = np.empty(max(span, kernels.TILE), np.float64 if dtype == "F64" else np.float32)
+    scratch = np.empty(max(span, kernels.TILE) + kernels.SLACK, np.float64 if dtype == "F64" else np.float32)
     if scheme.factors is not None:
         row_codes = _row_codes(scheme.factors, start, rows, columns)
         if count:
@@ -329,13 +327,19 @@ def decode_block(
 
 
 def apply_block(
-    base_bits: Bits, dtype: str, index: NDArray[np.integer[Any]], value: NDArray[np.floating[Any]]
+    base_bits: Bits,
+    dtype: str,
+    index: NDArray[np.integer[Any]],
+    value: NDArray[np.floating[Any]],
+    *,
+    in_place: bool = False,
 ) -> tuple[Bits, int]:
     """The weights ``base + value``, as raw bits of the shape of ``base_bits``, and how many overflowed.
 
     ``index`` holds distinct positions in the flattened block.  The sum is taken in float32 (float64 for
     F64) and rounded once, to nearest even; entries without a value, or with value 0, keep the base's bits.
-    An overflow is a finite base that is finite no more.
+    An overflow is a finite base that is finite no more.  ``in_place`` writes into ``base_bits``, which must then be
+    contiguous.
 
     >>> base = np.zeros(3, np.uint16)
     >>> bits, overflow = apply_block(base, "BF16", np.array([1]), np.array([1.5], np.float32))
@@ -348,7 +352,9 @@ def apply_block(
         raise InputError(f"there are {index.size} positions and {value.size} values: each needs the other")
     if index.size and not 0 <= int(index.min()) <= int(index.max()) < base_bits.size:
         raise InputError(f"a position lies outside the {base_bits.size} entries of the block")
-    bits = np.array(base_bits, order="C")
+    if in_place and not base_bits.flags.c_contiguous:
+        raise InputError("only a contiguous block can be changed in place")
+    bits = base_bits if in_place else np.array(base_bits, order="C")
     flat = bits.reshape(-1)
     if dtype == "BF16":
         narrow = np.ascontiguousarray(value, np.float32)
@@ -362,6 +368,27 @@ def apply_block(
     flat[place] = new.view(form.bits)
     lost = np.isfinite(old) & ~np.isfinite(new.astype(wide))
     return bits, int(np.count_nonzero(lost))
+
+
+def add_sparse(
+    first: NDArray[np.integer[Any]],
+    first_value: NDArray[np.float64],
+    second: NDArray[np.integer[Any]],
+    second_value: NDArray[np.float64],
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """The sum of two sparse blocks: the positions (ascending) that either has, and the sums of the values there.
+
+    >>> add_sparse(np.array([0, 2]), np.array([1.0, 2.0]), np.array([2, 5]), np.array([0.5, 3.0]))
+    (array([0, 2, 5], dtype=int32), array([1. , 2.5, 3. ]))
+    """
+    if first.size == 0:
+        return second.astype(np.int32, copy=False), second_value
+    index, value = np.empty(first.size + second.size, np.int32), np.empty(first.size + second.size)
+    filled = kernels.add_sparse(
+        first.astype(np.int32, copy=False), first_value, second.astype(np.int32, copy=False), second_value,
+        index, value,
+    )  # fmt: skip
+    return index[:filled], value[:filled]
 
 
 def encode_lossless(base_bits: Bits, finetuned_bits: Bits, coding: Coding = "entropy") -> bytes:
@@ -489,8 +516,6 @@ def _stats(
         moments[kernels.VARIANCE],
         moments[kernels.PROXY],
         moments[kernels.REALISED],
-        float(totals[kernels.BASE_ENERGY]),
-        float(totals[kernels.DELTA_ENERGY]),
         float(totals[kernels.DELTA_FOURTH]),
         float(totals[kernels.STEP_FOURTH]),
         float(totals[kernels.LARGEST_DELTA]),

@@ -24,7 +24,7 @@ class TensorSums:
         self.same = plan.base is not None and plan.base_rows == plan.info.rows
         self.kept = self.changed = self.entries = 0
         self.signal = self.energy = self.variance = self.realised = 0.0
-        self.delta_fourth = self.step_fourth = self.delta_energy = self.base_energy = 0.0
+        self.delta_fourth = self.step_fourth = 0.0
         self.proxy_max = self.proxy_sum = self.proxy_square_sum = 0.0
         self.factored_variance = 0.0
         self.worst_row, self.worst_step_proxy = 0, 0.0
@@ -52,8 +52,6 @@ class TensorSums:
         self.realised += float(stats.row_realised.sum())
         self.delta_fourth += stats.delta_fourth
         self.step_fourth += stats.step_fourth
-        self.delta_energy += stats.delta_energy
-        self.base_energy += stats.base_energy
         if stats.row_variance is not None and stats.row_proxy is not None:
             self.factored_variance += float(stats.row_variance.sum())
             self._add_proxies(stats.row_proxy, stats)
@@ -166,4 +164,4 @@ def alias_of(entry: dict[str, Any], original: str) -> dict[str, Any]:
         record = {k: record[k] for k in ("name", "dtype", "shape", "finetuned", "base") if k in record}
         record["treatment"] = "alias"
     tied = {"plan": plan | {"treatment": "alias", "of": original}, "certificate": record}
-    return entry | tied | {"energies": [0.0, 0.0], "changed": [0, 0]}
+    return entry | tied | {"changed": [0, 0]}

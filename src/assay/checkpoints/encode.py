@@ -14,12 +14,14 @@ import xxhash
 from assay.checkpoints import codec
 from assay.checkpoints.delta import block_rows
 from assay.checkpoints.header import DTYPES, TensorInfo
-from assay.checkpoints.io import Source, tensor_sha256
+from assay.checkpoints.io import ReadBuffer, Source, tensor_sha256
 from assay.checkpoints.plan import LOSSY, TensorPlan
 from assay.missions.dare.algorithm.masks import derandomise
 from assay.numerics.philox import Key
 
 Bits = np.ndarray
+
+_BASE, _FINETUNED = ReadBuffer(), ReadBuffer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,13 @@ def run(task: EncodeTask | DigestTask) -> list[EncodedRows] | str:
 
 
 def read_base_rows(
-    base: Source, old: TensorInfo, new: TensorInfo, start: int, stop: int
+    base: Source, old: TensorInfo, new: TensorInfo, start: int, stop: int, buffer: ReadBuffer | None = None
 ) -> tuple[Bits, bytes]:
     """The base's rows as bits of the output's type, and the quick digest of what was read.
 
     Values of another type are rounded to nearest even.
     """
-    bits = base.read_rows(old.name, start, stop)
+    bits = base.read_rows(old.name, start, stop, buffer)
     check = xxhash.xxh3_128_digest(bits.data)
     if old.dtype != new.dtype:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -111,12 +113,12 @@ def difference(base: Bits, finetuned: Bits, dtype: str) -> np.ndarray:
 
 def _encode_rows(task: EncodeTask, keep: np.ndarray | None) -> EncodedRows:
     plan, info = task.plan, task.plan.info
-    finetuned = task.finetuned.read_rows(plan.name, task.start, task.stop)
+    finetuned = task.finetuned.read_rows(plan.name, task.start, task.stop, _FINETUNED)
     digest = xxhash.xxh3_128_digest(finetuned.data)
     if plan.base is None or task.start >= plan.base_rows:
         return EncodedRows(codec.encode_exact(finetuned, task.coding), None, digest, None, False)
-    base, check = read_base_rows(task.base, plan.base, info, task.start, task.stop)
-    same = bool(np.array_equal(base, finetuned))
+    base, check = read_base_rows(task.base, plan.base, info, task.start, task.stop, _BASE)
+    same = (check == digest or plan.base.dtype != info.dtype) and bool(np.array_equal(base, finetuned))
     if plan.treatment not in LOSSY:
         return EncodedRows(codec.encode_lossless(base, finetuned, task.coding), None, digest, check, same)
     rescale = 1.0 if plan.rescale is None else plan.rescale

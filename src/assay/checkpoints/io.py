@@ -39,7 +39,7 @@ MARKER = "assay.json"
 MAX_OPEN_FILES = 16
 MAX_CARRIED_BYTES = 256 * 2**20
 MAX_JSON_BYTES = MAX_HEADER_BYTES
-DIGEST_BLOCK_BYTES = 8 * 2**20
+DIGEST_BLOCK_BYTES = 2**20
 
 _INDEX_SUFFIX = ".safetensors.index.json"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -88,14 +88,32 @@ class Source(Protocol):
     def tied(self) -> bool:
         """Whether config.json says that the output layer shares the embedding's weights."""
 
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Raw bits of rows ``start <= row < stop``: unsigned integers shaped ``[stop - start, columns]``."""
+    def read_rows(self, name: str, start: int, stop: int, buffer: ReadBuffer | None = None) -> np.ndarray:
+        """Raw bits of rows ``start <= row < stop``: unsigned integers shaped ``[stop - start, columns]``.
+
+        They may lie in ``buffer``, and then only until its next use.
+        """
 
     def read_bytes(self, name: str) -> bytes:
         """All bytes of one tensor."""
 
     def read_carried(self, name: str) -> bytes:
         """All bytes of one carried file."""
+
+
+class ReadBuffer(threading.local):
+    """Memory to read into again and again, one piece per thread: the kernel clears fresh memory page by page,
+    which costs more than reading a block into it."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def array(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
+        """An array in this memory; it replaces the one before."""
+        size = shape[0] * shape[1] * dtype.itemsize
+        if size > self._bytes.size:
+            self._bytes = np.empty(size, np.uint8)
+        return self._bytes[:size].view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +184,19 @@ class Checkpoint:
             part.get("tie_word_embeddings") is True for part in (config, text) if isinstance(part, Mapping)
         )
 
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+    def read_rows(self, name: str, start: int, stop: int, buffer: ReadBuffer | None = None) -> np.ndarray:
         """Raw bits of rows ``start <= row < stop``, shaped ``[stop - start, columns]``.
 
         The type is the unsigned little-endian integer as wide as an element; ``.view`` it as the numpy type
-        in :data:`assay.checkpoints.header.DTYPES` to do arithmetic.
+        in :data:`assay.checkpoints.header.DTYPES` to do arithmetic.  They lie in ``buffer``, if it is given.
 
         Raises:
             InputError: no such tensor, rows outside it, or the file changed since it was opened.
         """
         info = find_tensor(self, name)
         check_rows(info, start, stop)
-        block = np.empty((stop - start, info.columns), dtype=info.bits_dtype)
+        shape = stop - start, info.columns
+        block = np.empty(shape, info.bits_dtype) if buffer is None else buffer.array(shape, info.bits_dtype)
         if block.size:
             offset = info.begin + start * info.columns * info.itemsize
             self._read_into(info, block.data.cast("B"), offset)
@@ -427,13 +446,13 @@ def row_blocks(info: TensorInfo, block_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def tensor_sha256(info: TensorInfo, reader: Source) -> str:
-    """Hex sha256 of a tensor's raw little-endian data, read in blocks of about 8 MiB.
+    """Hex sha256 of a tensor's raw little-endian data, read in blocks of about 1 MiB.
 
     Type and shape are not part of it; :func:`fingerprint` adds them.
     """
-    digest = hashlib.sha256()
+    digest, buffer = hashlib.sha256(), ReadBuffer()
     for start, stop in row_blocks(info, DIGEST_BLOCK_BYTES):
-        digest.update(reader.read_rows(info.name, start, stop).ravel().data)
+        digest.update(reader.read_rows(info.name, start, stop, buffer).ravel().data)
     return digest.hexdigest()
 
 

@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,24 @@ from assay.checkpoints import delta
 from assay.checkpoints.adapters import Adapter, is_adapter, open_adapter
 from assay.checkpoints.calibrate import Moments, collect_moments, load_moments
 from assay.checkpoints.encode import difference, read_base_rows
+from assay.checkpoints.energies import Energies, load_energies
+from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import TensorInfo, build_header
 from assay.checkpoints.io import Source, compare_layouts, open_checkpoint, refuse_quantised
-from assay.checkpoints.plan import LOSSY, Settings, TensorPlan, plan_tensors
+from assay.checkpoints.keep import KeepPlan, Planner
+from assay.checkpoints.plan import KEEP_ONE, LOSSY, Settings, TensorPlan, plan_tensors, span_of
 from assay.core.certificate import Subject
 from assay.core.errors import InputError
 
 RETRAINED = 0.8
 """Delta norm over base norm from which a pair is taken for two trainings rather than a fine-tune."""
 
-_PROBE_ROWS = 64
+_PROBE_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Both sides, the plans and the moments."""
+    """Both sides, the plans and the moments; with energies, what they predict, and the tensors that have none."""
 
     base: Any
     finetuned: Any
@@ -40,6 +44,9 @@ class Job:
     absent: tuple[TensorInfo, ...]
     moments: Moments | None
     moments_name: str
+    keep: KeepPlan | None = None
+    energies_name: str = "none"
+    without_energies: tuple[str, ...] = ()
 
     def close(self) -> None:
         """Close both sides; an adapter's files are closed with it."""
@@ -73,6 +80,7 @@ def open_job(
     settings: Settings,
     calibration: str | os.PathLike[str] | None,
     moments: str | os.PathLike[str] | None,
+    energies: str | os.PathLike[str] | None = None,
 ) -> Job:
     base_source = open_checkpoint(base)
     refuse_quantised(base_source)
@@ -97,6 +105,13 @@ def open_job(
         measured,
         name,
     )
+    if settings.planned and energies is None:
+        raise InputError(
+            "keep maps other than 'uniform', a drift and a size are planned by energies: make them with 'assay calibrate', "
+            "and give --energies FILE"
+        )
+    if energies is not None:
+        job = _by_energies(job, energies)
     for plan in plans:
         needs = (
             "a chosen mask"
@@ -143,8 +158,8 @@ def _moments(
         return measured, "sha256:" + Subject.of_file(Path(folder) / "moments.safetensors").sha256
 
 
-def refuse_retrained(job: Job) -> None:
-    """A look at a few rows of each tensor: two trainings differ by as much as the model is large."""
+def delta_ratio(job: Job) -> float:
+    """Norm of the delta over norm of the base, in a few rows of each tensor that loses something."""
     changed = whole = 0.0
     for plan in job.plans:
         if plan.treatment in LOSSY:
@@ -154,7 +169,73 @@ def refuse_retrained(job: Job) -> None:
             new = job.finetuned.read_rows(plan.name, 0, stop)
             changed += _square_sum(difference(old, new, plan.info.dtype))
             whole += _square_sum(difference(np.zeros_like(old), old, plan.info.dtype))
-    ratio = math.sqrt(changed / whole) if whole else 0.0
+    return math.sqrt(changed / whole) if whole else 0.0
+
+
+def _by_energies(job: Job, path: str | os.PathLike[str]) -> Job:
+    """The job with the keep thresholds that energies give, or, for a uniform drop, with their prediction alone."""
+    energies = load_energies(path)
+    energies.check(job.base, job.finetuned)
+    settings = job.settings
+    job = dataclasses.replace(job, energies_name="sha256:" + Subject.of_file(path).sha256)
+    lossy = {plan.name: plan for plan in job.plans if plan.treatment in LOSSY}
+    if not settings.planned and (settings.mask != "random" or settings.rescale != "dare" or not settings.threshold):
+        return job
+    known = {name: energies.tensors[name] for name in energies.tensors if name in lossy}
+    if not known:
+        if settings.planned:
+            raise InputError(f"none of the tensors that may lose something has energies in {path}: calibrate again")
+        return job
+    overhead = _exact_bytes(job, energies, known)
+    planner = Planner(dataclasses.replace(energies, tensors=known), settings.bits, overhead)
+    if settings.max_drift is not None:
+        keep = planner.at_drift(settings.keep_map, settings.max_drift)
+    elif settings.max_size is not None:
+        keep = planner.at_size(settings.keep_map, settings.max_size)
+    else:
+        keep = planner.at_drop(settings.keep_map, 1 - settings.threshold / KEEP_ONE)
+    if not settings.planned:
+        return dataclasses.replace(job, keep=keep)
+    plans = tuple(_planned(plan, keep.thresholds) if plan.name in lossy else plan for plan in job.plans)
+    unchanged = {name for name, size in energies.other.items() if size == 0}
+    missing = tuple(name for name in lossy if name not in known and name not in unchanged)
+    return dataclasses.replace(job, plans=plans, keep=keep, without_energies=missing)
+
+
+def _exact_bytes(job: Job, energies: Energies, planned: Mapping[str, Any]) -> int:
+    """Estimate of what a delta holds beside the payloads of the planned tensors."""
+    content, _ = output_layout(job)
+    size = _CONTAINER_BYTES + sum(len(data) for _, data in content)
+    for plan in job.plans:
+        size += _HEADER_BYTES + len(plan.name)
+        if plan.name not in planned:
+            size += energies.other.get(plan.name, plan.info.nbytes)
+    return size
+
+
+def _planned(plan: TensorPlan, thresholds: Mapping[str, int | Factors]) -> TensorPlan:
+    """A lossy plan with its own thresholds; without loss where there are none."""
+    made = thresholds.get(plan.name)
+    if made is None:
+        return dataclasses.replace(plan, treatment="lossless", threshold=KEEP_ONE, rescale=1.0)
+    factors = made if isinstance(made, Factors) else None
+    threshold = max(1, round(factors.mean_keep * KEEP_ONE)) if factors else int(made)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        plan,
+        treatment="factored" if factors else "dropped",
+        threshold=threshold,
+        rescale=threshold / KEEP_ONE,
+        span=span_of(threshold),
+        factors=factors,
+    )
+
+
+def refuse_retrained(job: Job, ratio: float) -> None:
+    """Two trainings differ by as much as the model is large.
+
+    Raises:
+        InputError: the pair looks like that.
+    """
     if ratio >= RETRAINED:
         raise InputError(
             f"{job.finetuned.path} is no fine-tune of {job.base.path}: their difference is {ratio:.2f} times as large as "
@@ -181,6 +262,7 @@ def identity_of(job: Job, tails: str, certified: bool) -> dict[str, Any]:
         "finetuned": [str(job.finetuned.path), source(job.finetuned)],
         "settings": settings,
         "moments": job.moments_name,
+        "energies": job.energies_name,
         "tails": tails,
         "certified": certified,
     }

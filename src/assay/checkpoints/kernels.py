@@ -19,14 +19,13 @@ from numba import njit
 
 from assay.checkpoints.lanes import (
     LANES,
-    bfloat16_lanes,
+    bfloat16_sums,
     bits_of,
     float_of,
     mask_of_words,
     ones,
-    span_lanes,
-    square_lanes,
-    survivor_lanes,
+    span_sums,
+    survivor_sums,
     trailing_zeros,
 )
 from assay.numerics.philox import fill_words
@@ -35,10 +34,10 @@ TILE = 4096  # elements worked on at once: the buffers of one tile stay in the f
 SLACK = 72  # room past the end of words and positions, for the last whole vector and the last batch
 LARGEST_BFLOAT16 = float(np.array(0x7F7F0000, np.uint32).view(np.float32))
 
-# Layout of the result arrays of `encode`: float64 [4, rows], float64 [6], int64 [6] and int64 [6].
+# Layout of the result arrays of `encode`: float64 [4, rows], float64 [4], int64 [6] and int64 [6].
 ENERGY, VARIANCE, PROXY, REALISED = range(4)
-BASE_ENERGY, DELTA_ENERGY, LARGEST_DELTA, LARGEST_VALUE, DELTA_FOURTH, STEP_FOURTH = range(6)
-TOTALS = 6
+LARGEST_DELTA, LARGEST_VALUE, DELTA_FOURTH, STEP_FOURTH = range(4)
+TOTALS = 4
 KEPT, CHANGED, BASE_NONFINITE, FINETUNED_NONFINITE, UNCODABLE, OVERFLOW = range(6)
 EVENTS = 6
 
@@ -55,56 +54,9 @@ def _fold(lanes, first):
 
 
 @njit(nogil=True, error_model="numpy")
-def _square_sum(bits, begin, end, lanes):
-    stop = square_lanes(bits, begin, end, lanes)
-    for i in range(stop, end):
-        x = np.float64(float_of(bits[i]))
-        lanes[i - stop] += x * x
-    return _fold(lanes, 0)
-
-
-@njit(nogil=True, error_model="numpy")
-def _span_sums(delta, words, begin, end, last, inverse_step, lanes):
-    """Sums of th (1 - th), of d^2 over the dropped, and of d^4."""
-    stop = span_lanes(delta, words, begin, end, last, inverse_step, lanes)
-    for i in range(stop, end):
-        x = np.float64(delta[i])
-        theta = _fraction(abs(x) * inverse_step)
-        lanes[i - stop] += theta * (1.0 - theta)
-        square = x * x
-        if words[i] > last:
-            lanes[i - stop + LANES] += square
-        lanes[i - stop + 2 * LANES] += square * square
-    return _fold(lanes, 0), _fold(lanes, LANES), _fold(lanes, 2 * LANES)
-
-
-@njit(nogil=True, error_model="numpy")
-def _bfloat16_sums(delta, words, begin, end, last, lanes):
-    """Sums of (hi - |d|)(|d| - lo), of (hi - lo)^2, of d^2 over the dropped, of d^4, and of (hi - lo)^4."""
-    stop = bfloat16_lanes(delta, words, begin, end, last, lanes)
-    for i in range(stop, end):
-        x = np.float64(delta[i])
-        low, high = _bfloat16_neighbours(abs(delta[i]))
-        lanes[i - stop] += (high - abs(x)) * (abs(x) - low)
-        square, step_square = x * x, (high - low) * (high - low)
-        lanes[i - stop + LANES] += step_square
-        if words[i] > last:
-            lanes[i - stop + 2 * LANES] += square
-        lanes[i - stop + 3 * LANES] += square * square
-        lanes[i - stop + 4 * LANES] += step_square * step_square
-    return (
-        _fold(lanes, 0),
-        _fold(lanes, LANES),
-        _fold(lanes, 2 * LANES),
-        _fold(lanes, 3 * LANES),
-        _fold(lanes, 4 * LANES),
-    )
-
-
-@njit(nogil=True, error_model="numpy")
 def _weighted_sums(delta, words, begin, end, last, inverse_step, weight, column, lanes):
-    """Weighted sums of V, of the squared step, of d^2 over the dropped; the plain sum of d^2; and, with squared
-    weights, of d^4 and of the step's fourth power.
+    """Weighted sums of V, of the squared step, of d^2 over the dropped; and, with squared weights, of d^4 and of
+    the step's fourth power.
 
     For a span, ``inverse_step`` >= 0, V and the step are in units of the step (th (1 - th) and 1); for
     bfloat16, ``inverse_step`` < 0, they are (hi - |d|)(|d| - lo) and hi - lo.
@@ -118,37 +70,24 @@ def _weighted_sums(delta, words, begin, end, last, inverse_step, weight, column,
             theta = _fraction(abs(x) * inverse_step)
             lanes[lane] += w * (theta * (1.0 - theta))
             lanes[lane + LANES] += w
-            lanes[lane + 5 * LANES] += w * w
+            lanes[lane + 4 * LANES] += w * w
         else:
             low, high = _bfloat16_neighbours(abs(delta[i]))
             lanes[lane] += w * ((high - abs(x)) * (abs(x) - low))
             step_square = w * ((high - low) * (high - low))
             lanes[lane + LANES] += step_square
-            lanes[lane + 5 * LANES] += step_square * step_square
+            lanes[lane + 4 * LANES] += step_square * step_square
         square = w * (x * x)
         if words[i] > last:
             lanes[lane + 2 * LANES] += square
-        lanes[lane + 3 * LANES] += x * x
-        lanes[lane + 4 * LANES] += square * square
+        lanes[lane + 3 * LANES] += square * square
     return (
         _fold(lanes, 0),
         _fold(lanes, LANES),
         _fold(lanes, 2 * LANES),
         _fold(lanes, 3 * LANES),
         _fold(lanes, 4 * LANES),
-        _fold(lanes, 5 * LANES),
     )
-
-
-@njit(nogil=True, error_model="numpy")
-def _survivor_sums(x, value, begin, end, lanes):
-    """Sums of x^2 and of (x - value)^2."""
-    stop = survivor_lanes(x, value, begin, end, lanes)
-    for e in range(stop, end):
-        residual = x[e] - np.float64(value[e])
-        lanes[e - stop] += x[e] * x[e]
-        lanes[e - stop + LANES] += residual * residual
-    return _fold(lanes, 0), _fold(lanes, LANES)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -185,34 +124,30 @@ def _bfloat16_neighbours(size):
 
 @njit(nogil=True, error_model="numpy")
 def _difference(base, finetuned, delta):
+    """finetuned - base; and its largest magnitude, the base's, and how many differ from 0.
+
+    Magnitudes are compared as bits: a NaN counts as larger than infinity.
+    """
+    peak = bits_of(abs(float_of(finetuned[0]) - float_of(base[0])))
+    base_peak = bits_of(abs(float_of(base[0])))
+    changed = np.uint32(0)
     for i in range(delta.size):
-        delta[i] = float_of(finetuned[i]) - float_of(base[i])
+        b = float_of(base[i])
+        d = float_of(finetuned[i]) - b
+        delta[i] = d
+        peak = max(peak, bits_of(abs(d)))
+        base_peak = max(base_peak, bits_of(abs(b)))
+        changed = np.uint32(changed + np.uint32(d != 0))
+    return float_of(peak), float_of(base_peak), np.int64(changed)
 
 
 @njit(nogil=True, error_model="numpy")
-def _peak(delta):
-    """Largest magnitude, by comparison of bits: a NaN counts as larger than infinity."""
-    peak = bits_of(abs(delta[0]))
-    for i in range(delta.size):
-        peak = max(peak, bits_of(abs(delta[i])))
+def _peak(numbers):
+    """Largest magnitude; a NaN counts as larger than infinity."""
+    peak = bits_of(abs(numbers[0]))
+    for i in range(numbers.size):
+        peak = max(peak, bits_of(abs(numbers[i])))
     return float_of(peak)
-
-
-@njit(nogil=True, error_model="numpy")
-def _largest(bits):
-    """Largest magnitude of the floats with these bits."""
-    peak = bits_of(abs(float_of(bits[0])))
-    for i in range(bits.size):
-        peak = max(peak, bits_of(abs(float_of(bits[i]))))
-    return float_of(peak)
-
-
-@njit(nogil=True, error_model="numpy")
-def _nonzeros(delta):
-    count = np.uint32(0)
-    for i in range(delta.size):
-        count = np.uint32(count + np.uint32(delta[i] != 0))
-    return np.int64(count)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -224,20 +159,18 @@ def _note(event, at, counts, first):
 
 @njit(nogil=True, error_model="numpy")
 def _set_aside(base, finetuned, at, delta, counts, first):
-    """Count what cannot be coded, make its delta 0, and return the energy of the finite base."""
-    energy = 0.0
+    """Count what cannot be coded, make its delta 0, and return how many still differ from 0."""
+    changed = 0
     for i in range(delta.size):
-        b = float_of(base[i])
-        if np.isfinite(b):
-            energy += np.float64(b) * np.float64(b)
-        else:
+        if not np.isfinite(float_of(base[i])):
             _note(BASE_NONFINITE, at + i, counts, first)
         if not np.isfinite(float_of(finetuned[i])):
             _note(FINETUNED_NONFINITE, at + i, counts, first)
         if not abs(delta[i]) <= LARGEST_BFLOAT16:
             _note(UNCODABLE, at + i, counts, first)
             delta[i] = 0
-    return energy
+        changed += np.int64(delta[i] != 0)
+    return changed
 
 
 @njit(nogil=True, error_model="numpy")
@@ -306,22 +239,38 @@ def survivors(k0, k1, start, count, threshold, index):
 
 
 @njit(nogil=True, error_model="numpy")
+def _gather(index, found, delta, words, peaks, span, x, dither, scale):
+    """Delta, word and peak of the span of each survivor, side by side."""
+    begin = 0
+    for part in range(peaks.size):
+        stop = begin
+        while stop < found and index[stop] < (part + 1) * span:
+            stop += 1
+        for e in range(begin, stop):
+            i = np.uint32(index[e])  # unsigned: no look for negative indices
+            x[e] = np.float64(delta[i])
+            dither[e] = np.float64(words[i])
+            scale[e] = peaks[part]
+        begin = stop
+
+
+@njit(nogil=True, error_model="numpy")
 def _quantise(x, dither, scale, levels, rescale, chances, symbol, value):
-    """Symbols and decoded values of the survivors of one span."""
-    inverse_step = levels / scale if scale > 0.0 else 0.0
+    """Symbols and decoded values of survivors; ``scale`` is that of each one's span."""
     divisor = levels * rescale
     for e in range(x.size):
+        inverse_step = levels / scale[e] if scale[e] > 0.0 else 0.0
         a = abs(x[e]) * inverse_step
         level = np.floor(a)
         level = min(level + (1.0 if dither[e] < (a - level) * chances else 0.0), levels)
         code = level if x[e] >= 0.0 else -level
         symbol[e] = np.uint8(np.int32(code + levels))
-        value[e] = np.float32(code * scale / divisor)
+        value[e] = np.float32(code * scale[e] / divisor)
 
 
 @njit(nogil=True, error_model="numpy")
 def _round_bfloat16(x, dither, rescale, chances, bits, value):
-    """Bits and decoded values of the survivors of one span, rounded to bfloat16; a zero is positive."""
+    """Bits and decoded values of survivors, rounded to bfloat16; a zero is positive."""
     for e in range(x.size):
         size = abs(x[e])
         down, up = _bfloat16_neighbours(size)
@@ -344,7 +293,7 @@ def encode(
     levels, span      quantiser: codes -levels..levels, one scale per ``span`` entries; levels 0: bfloat16
     rescale           q; decoded values are divided by it
     limit             a sum of base and value overflows when its magnitude reaches this
-    delta             scratch of the float type, at least one tile long
+    delta             scratch of the float type, max(span, TILE) + SLACK long
     scales            out: uint16 [ceil(n / span)]
     symbols           out: uint8 [n], code + levels of each survivor (levels > 0)
     bfloats           out: uint16 [n], bits of each survivor (levels 0)
@@ -360,25 +309,38 @@ def encode(
     if not stored and threshold > np.uint64(0):
         last = np.uint32(threshold - np.uint64(1))
     words = np.empty(tile + SLACK, np.uint32)
-    mask = np.ones(
-        tile, np.uint32
-    )  # stands in for the words where they do not decide: 1 > last = 0 is dropped
+    # stands in for the words where they do not decide: 1 > last = 0 is dropped
+    mask = np.ones(tile + SLACK, np.uint32)
     index = np.empty(tile + SLACK, np.int32)
-    lanes = np.zeros(6 * LANES)
-    x = np.empty(tile)
-    dither = np.empty(tile)
-    value = np.empty(tile, np.float32)
+    lanes = np.zeros(5 * LANES)
+    peaks = np.empty(-(-tile // span))
+    x = np.empty(tile + SLACK)
+    dither = np.empty(tile + SLACK)
+    scale = np.empty(tile + SLACK)
+    value = np.empty(tile + SLACK, np.float32)
     kept = 0
     for lo in range(0, count, tile):
         hi = min(lo + tile, count)
         size = hi - lo
-        d = delta[:size]
-        _difference(base[lo:hi], finetuned[lo:hi], d)
-        if _peak(d) <= LARGEST_BFLOAT16:
-            totals[BASE_ENERGY] += _square_sum(base, lo, hi, lanes)
-        else:
-            totals[BASE_ENERGY] += _set_aside(base[lo:hi], finetuned[lo:hi], lo, d, counts, first)
-        counts[CHANGED] += _nonzeros(d)
+
+        largest_base = 0.0
+        for part in range(-(-size // span)):
+            at, end = part * span, min((part + 1) * span, size)
+            d = delta[at:end]
+            peak, base_peak, changed = _difference(base[lo + at : lo + end], finetuned[lo + at : lo + end], d)
+            if not peak <= LARGEST_BFLOAT16:
+                changed = _set_aside(
+                    base[lo + at : lo + end], finetuned[lo + at : lo + end], lo + at, d, counts, first
+                )
+                peak = _peak(d)
+            counts[CHANGED] += changed
+            peaks[part] = peak
+            totals[LARGEST_DELTA] = max(totals[LARGEST_DELTA], peaks[part])
+            largest_base = max(largest_base, np.float64(base_peak))
+            if quantised:
+                bits = _scale(peak)
+                scales[lo // span + part] = bits
+                peaks[part] = np.float64(float_of(bits))
 
         # who survives
         drawn = words[_draw(k0, k1, start + np.uint64(lo), size, words) :]
@@ -392,83 +354,64 @@ def encode(
         elif threshold > np.uint64(0):
             compared = drawn
             found = _tile_survivors(drawn, size, last, index)
-        for e in range(found):
-            x[e] = np.float64(d[index[e]])
-            dither[e] = np.float64(drawn[index[e]])
+        _gather(index, found, delta, drawn, peaks, span, x, dither, scale)
+        values = value[:found]
+        if quantised:
+            out = symbols[kept : kept + found]
+            _quantise(x[:found], dither, scale, levels, rescale, chances, out, values)
+        else:
+            _round_bfloat16(x[:found], dither, rescale, chances, bfloats[kept : kept + found], values)
 
-        quantised_to = 0
+        # moments, row by row and span by span
+        at = 0
+        row = lo // columns
+        part = 0
         summed_to = 0
-        for span_lo in range(0, size, span):
-            span_hi = min(span_lo + span, size)
-            peak = np.float64(_peak(d[span_lo:span_hi]))
-            totals[LARGEST_DELTA] = max(totals[LARGEST_DELTA], peak)
-            begin = quantised_to
-            while quantised_to < found and index[quantised_to] < span_hi:
-                quantised_to += 1
-            xs = x[begin:quantised_to]
-            dithers = dither[begin:quantised_to]
-            values = value[begin:quantised_to]
-            step = 1.0
+        while at < size:
+            end = min((row + 1) * columns - lo, (part + 1) * span, size)
+            step = peaks[part] / levels if quantised else 1.0
             inverse_step = -1.0
             if quantised:
-                scale_bits = _scale(peak)
-                scales[(lo + span_lo) // span] = scale_bits
-                scale = np.float64(float_of(scale_bits))
-                step = scale / levels
-                inverse_step = levels / scale if scale > 0.0 else 0.0
-                out = symbols[kept + begin : kept + quantised_to]
-                _quantise(xs, dithers, scale, levels, rescale, chances, out, values)
+                inverse_step = levels / peaks[part] if peaks[part] > 0.0 else 0.0
+            begin = summed_to
+            while summed_to < found and index[summed_to] < end:
+                summed_to += 1
+            if weighted:
+                column = lo + at - row * columns
+                spread, steps, dropped, fourth, step_fourth = _weighted_sums(
+                    delta, compared, at, end, last, inverse_step, weight, column, lanes
+                )
+                energy, realised = _weighted_survivor_sums(
+                    x, value, index, begin, summed_to, weight, lo - row * columns
+                )
             else:
-                bits = bfloats[kept + begin : kept + quantised_to]
-                _round_bfloat16(xs, dithers, rescale, chances, bits, values)
-
-            # moments, row by row
-            at = span_lo
-            row = (lo + at) // columns
-            while at < span_hi:
-                end = min(span_hi, (row + 1) * columns - lo)
-                if weighted:
-                    column = lo + at - row * columns
-                    spread, steps, dropped, energy, fourth, step_fourth = _weighted_sums(
-                        d, compared, at, end, last, inverse_step, weight, column, lanes
-                    )
-                    totals[DELTA_ENERGY] += energy
-                elif quantised:
-                    spread, dropped, fourth = _span_sums(d, compared, at, end, last, inverse_step, lanes)
+                if quantised:
+                    spread, dropped, fourth = span_sums(delta, compared, at, end, last, inverse_step)
                     steps = step_fourth = np.float64(end - at)
                 else:
-                    spread, steps, dropped, fourth, step_fourth = _bfloat16_sums(
-                        d, compared, at, end, last, lanes
+                    spread, steps, dropped, fourth, step_fourth = bfloat16_sums(
+                        delta, compared, at, end, last
                     )
-                begin = summed_to
-                while summed_to < found and index[summed_to] < end:
-                    summed_to += 1
-                if weighted:
-                    energy, realised = _weighted_survivor_sums(
-                        x, value, index, begin, summed_to, weight, lo - row * columns
-                    )
-                else:
-                    energy, realised = _survivor_sums(x, value, begin, summed_to, lanes)
-                rows[ENERGY, row] += dropped + energy
-                rows[VARIANCE, row] += spread * (step * step)
-                rows[PROXY, row] += steps * (step * step) * 0.25
-                rows[REALISED, row] += dropped + realised
-                totals[DELTA_FOURTH] += fourth
-                totals[STEP_FOURTH] += step_fourth * (step * step) * (step * step)
-                at = end
-                row += 1
+                energy, realised = survivor_sums(x, value, begin, summed_to)
+            rows[ENERGY, row] += dropped + energy
+            rows[VARIANCE, row] += spread * (step * step)
+            rows[PROXY, row] += steps * (step * step) * 0.25
+            rows[REALISED, row] += dropped + realised
+            totals[DELTA_FOURTH] += fourth
+            totals[STEP_FOURTH] += step_fourth * (step * step) * (step * step)
+            at = end
+            row += np.int64((row + 1) * columns - lo == end)
+            part += np.int64((part + 1) * span == end)
 
         if found > 0:
-            largest = np.float64(_peak(value[:found]))
+            largest = np.float64(_peak(values))
             totals[LARGEST_VALUE] = max(totals[LARGEST_VALUE], largest)
-            if not largest + np.float64(_largest(base[lo:hi])) < 0.5 * limit:  # far from it: no need to look
+            if not largest + largest_base < 0.5 * limit:  # far from it: no need to look
                 for e in range(found):
                     i = lo + index[e]
                     if value[e] != 0 and not abs(float_of(base[i]) + value[e]) < limit:
                         _note(OVERFLOW, i, counts, first)
         kept += found
-    if not weighted:
-        totals[DELTA_ENERGY] = rows[ENERGY].sum()
     counts[KEPT] = kept
 
 
@@ -508,6 +451,30 @@ def add_bfloat16(bits, index, value):
         overflow += np.int64(np.isfinite(old) and not np.isfinite(float_of(new)))
         bits[index[e]] = new
     return overflow
+
+
+@njit(cache=True, nogil=True)
+def add_sparse(first, first_value, second, second_value, index, value):
+    """Merge two ascending lists of positions, adding the values where they meet; returns the length of the union."""
+    filled = 0
+    a = 0
+    b = 0
+    while a < first.size and b < second.size:
+        i, j = first[a], second[b]
+        index[filled] = min(i, j)
+        value[filled] = (first_value[a] if i <= j else 0.0) + (second_value[b] if j <= i else 0.0)
+        filled += 1
+        a += np.int64(i <= j)
+        b += np.int64(j <= i)
+    for e in range(a, first.size):
+        index[filled] = first[e]
+        value[filled] = first_value[e]
+        filled += 1
+    for e in range(b, second.size):
+        index[filled] = second[e]
+        value[filled] = second_value[e]
+        filled += 1
+    return filled
 
 
 @njit(cache=True, nogil=True)
@@ -639,7 +606,7 @@ def encode_factored(
         size = hi - lo
         d = delta[:size]
         _difference(base[lo:hi], finetuned[lo:hi], d)
-        totals[BASE_ENERGY] += _set_aside(base[lo:hi], finetuned[lo:hi], lo, d, counts, first)
+        counts[CHANGED] += _set_aside(base[lo:hi], finetuned[lo:hi], lo, d, counts, first)
         drawn = words[_draw(k0, k1, start + np.uint64(lo), size, words) :]
         for span_lo in range(0, size, span):
             span_hi = min(span_lo + span, size)
@@ -672,7 +639,6 @@ def encode_factored(
                     down, up = _bfloat16_neighbours(abs(d[i]))
                     step = up - down
                     spread = (up - abs(x)) * (abs(x) - down)
-                counts[CHANGED] += np.int64(x != 0.0)
                 square = x * x
                 quarter = step * step * 0.25
                 value = np.float32(0.0)
@@ -704,7 +670,6 @@ def encode_factored(
                 rows[FACTORED_VARIANCE, row] += w * ((square * (1.0 - keep) + spread) / keep)
                 phi = phis[code_row, code_column]
                 rows[FACTORED_PROXY, row] += w * ((phi * square * 0.5 + quarter) / (keep * keep))
-                totals[DELTA_ENERGY] += square
                 totals[DELTA_FOURTH] += (w * square) * (w * square)
                 totals[STEP_FOURTH] += (w * step * step) * (w * step * step)
                 column += 1

@@ -1,11 +1,13 @@
 """Vector loops that keep the order of summation fixed.
 
 A compiler may vectorise a float sum only by reordering it, and then the last digits depend on the width of
-the machine's registers.  The loops here are written as vectors from the start: element ``i`` is added to
-lane ``i % 16``, whatever the machine, so a sum of ``n`` terms has the same bits everywhere (and a radius of
-``(n/16 + 5) u`` times the sum of absolute terms, ``u = 2**-53``).  Each intrinsic works on elements
-``begin .. end - 1``, stops before the last incomplete vector, and returns where; the caller adds the rest
-and folds the lanes.  (Bounds instead of slices: a slice costs two atomic reference counts.)
+the machine's registers.  The loops here are written as vectors from the start: a sum is of products, product ``i`` is added
+to lane ``i % 16`` by a fused multiply-add, and the lanes are folded as a balanced tree, whatever the machine.  So
+a sum of ``n`` products has the same bits everywhere (and a radius of ``(n/16 + 5) u`` times the sum of absolute
+terms, ``u = 2**-53``).
+
+Each intrinsic works on elements ``begin .. end - 1`` and reads whole vectors: its arrays must go on for 15
+elements after ``end``, of any value.  (Bounds instead of slices: a slice costs two atomic reference counts.)
 """
 
 from __future__ import annotations
@@ -52,127 +54,126 @@ def _as_double(builder: Builder, value: Value) -> Value:
     return value if value.type == _DOUBLE else builder.fpext(value, _DOUBLE)
 
 
-def _float_of_bits(builder: Builder, value: Value) -> Value:
-    if value.type == ir.VectorType(ir.IntType(16), LANES):
-        value = builder.shl(builder.zext(value, _WORDS), _constant(_WORDS, 16))
-    return builder.bitcast(value, _SINGLE if value.type == _WORDS else _DOUBLE)
-
-
-def _generate(
+def _sums(
     context: Any,
     builder: Builder,
     arrays: Sequence[tuple[Any, Value]],
     bounds: tuple[Value, Value],
-    lanes: tuple[Any, Value],
-    sums: int,
-    terms: Callable[..., Sequence[Value]],
+    count: int,
+    products: Callable[..., Sequence[tuple[Value, Value]]],
 ) -> Value:
-    """The loop: load one vector of each array, compute ``sums`` terms, add them to as many sets of lanes."""
+    """A tuple of ``count`` sums over the elements; ``products`` turns a vector of each array into as many pairs of
+    factors, whose product is 0 where the arrays are."""
+    fused = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_DOUBLE, [_DOUBLE] * 3), f"llvm.fma.v{LANES}f64"
+    )
     views = [(kind, context.make_array(kind)(context, builder, value)) for kind, value in arrays]
-    out = context.make_array(lanes[0])(context, builder, lanes[1])
     begin, end = bounds
     size = builder.sub(end, begin)
-    stop = builder.add(begin, builder.and_(size, ir.Constant(size.type, -LANES)))
-    totals = [cgutils.alloca_once_value(builder, _constant(_DOUBLE, 0.0)) for _ in range(sums)]
-    with cgutils.for_range_slice(builder, begin, stop, ir.Constant(size.type, LANES)) as (i, _):
+    full = builder.add(begin, builder.and_(size, ir.Constant(size.type, -LANES)))
+    totals = [cgutils.alloca_once_value(builder, _constant(_DOUBLE, 0.0)) for _ in range(count)]
+
+    def add(i: Value, inside: Value | None) -> None:
         vectors = []
         for kind, view in views:
             vector = ir.VectorType(context.get_value_type(kind.dtype), LANES)
             place = builder.bitcast(builder.gep(view.data, [i]), ir.PointerType(vector))
-            vectors.append(builder.load(place, align=kind.dtype.bitwidth // 8))
-        for total, term in zip(totals, terms(*vectors), strict=True):
-            builder.store(builder.fadd(builder.load(total), term), total)
-    for number, total in enumerate(totals):
-        place = builder.gep(out.data, [ir.Constant(size.type, number * LANES)])
-        builder.store(builder.load(total), builder.bitcast(place, ir.PointerType(_DOUBLE)), align=8)
-    return stop
+            loaded = builder.load(place, align=kind.dtype.bitwidth // 8)
+            if inside is not None:
+                loaded = builder.select(inside, loaded, ir.Constant(vector, None))
+            vectors.append(loaded)
+        for total, factors in zip(totals, products(*vectors), strict=True):
+            builder.store(builder.call(fused, [*factors, builder.load(total)]), total)
+
+    with cgutils.for_range_slice(builder, begin, full, ir.Constant(size.type, LANES)) as (i, _):
+        add(i, None)
+    with builder.if_then(builder.icmp_signed("<", full, end)):
+        left = _splat(builder, builder.trunc(builder.sub(end, full), _WORD))
+        add(full, builder.icmp_signed("<", ir.Constant(_WORDS, list(range(LANES))), left))
+    folded = [_fold(builder, builder.load(total)) for total in totals]
+    return context.make_tuple(builder, types.UniTuple(types.float64, count), folded)
+
+
+def _fold(builder: Builder, lanes: Value) -> Value:
+    """Sum of the lanes as a balanced tree: the upper half is added to the lower until one is left."""
+    width = LANES // 2
+    while width:
+        undefined = ir.Constant(lanes.type, ir.Undefined)
+        halves = [
+            builder.shuffle_vector(
+                lanes, undefined, ir.Constant(ir.VectorType(_WORD, width), list(range(first, first + width)))
+            )
+            for first in (0, width)
+        ]
+        lanes = builder.fadd(*halves)
+        width //= 2
+    return builder.extract_element(lanes, ir.Constant(_WORD, 0))
 
 
 @intrinsic
-def square_lanes(_: Any, bits: Any, begin: Any, end: Any, lanes: Any) -> Any:
-    """Sum of squares of the floats with these bits (bfloat16, float32 or float64), into ``lanes[0:16]``."""
-
-    def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        def terms(raw: Value) -> list[Value]:
-            x = _as_double(builder, _float_of_bits(builder, raw))
-            return [builder.fmul(x, x)]
-
-        kinds = signature.args
-        return _generate(context, builder, [(kinds[0], args[0])], args[1:3], (kinds[3], args[3]), 1, terms)
-
-    return types.int64(bits, types.int64, types.int64, lanes), generate
-
-
-@intrinsic
-def span_lanes(
-    _: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, inverse_step: Any, lanes: Any
-) -> Any:
-    """th (1 - th) with th = frac(|d| * inverse_step), into ``lanes[0:16]``; d^2 where word > last, into [16:32];
-    d^4 into [32:48]."""
+def span_sums(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, inverse_step: Any) -> Any:
+    """Sums of th (1 - th) with th = frac(|d| * inverse_step), of d^2 where word > last, and of d^4."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         limit, inverse = _splat(builder, args[4]), _splat(builder, args[5])
 
-        def terms(d: Value, w: Value) -> list[Value]:
-            x = _as_double(builder, d)
-            a = builder.fmul(_unary(builder, "fabs", x), inverse)
+        def products(d: Value, w: Value) -> list[tuple[Value, Value]]:
+            size = _as_double(builder, _unary(builder, "fabs", d))
+            a = builder.fmul(size, inverse)
             theta = builder.fsub(a, _unary(builder, "floor", a))
-            spread = builder.fmul(theta, builder.fsub(_constant(_DOUBLE, 1.0), theta))
-            square = builder.fmul(x, x)
-            return [spread, _where_dropped(builder, square, w, limit), builder.fmul(square, square)]
+            rest = builder.fsub(_constant(_DOUBLE, 1.0), theta)
+            square = builder.fmul(size, size)
+            return [(theta, rest), (_where_dropped(builder, size, w, limit), size), (square, square)]
 
-        kinds = signature.args
-        arrays = list(zip(kinds[:2], args[:2], strict=True))
-        return _generate(context, builder, arrays, args[2:4], (kinds[6], args[6]), 3, terms)
+        arrays = list(zip(signature.args[:2], args[:2], strict=True))
+        return _sums(context, builder, arrays, args[2:4], 3, products)
 
-    bound = types.int64
-    return types.int64(delta, words, bound, bound, types.uint32, types.float64, lanes), generate
+    sums = types.UniTuple(types.float64, 3)
+    return sums(delta, words, types.int64, types.int64, types.uint32, types.float64), generate
 
 
 @intrinsic
-def survivor_lanes(_: Any, x: Any, value: Any, begin: Any, end: Any, lanes: Any) -> Any:
-    """x^2 into ``lanes[0:16]`` and (x - value)^2 into [16:32]; x float64, value float32."""
+def survivor_sums(_: Any, x: Any, value: Any, begin: Any, end: Any) -> Any:
+    """Sums of x^2 and of (x - value)^2; x float64, value float32."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        def terms(d: Value, v: Value) -> list[Value]:
+        def products(d: Value, v: Value) -> list[tuple[Value, Value]]:
             residual = builder.fsub(d, _as_double(builder, v))
-            return [builder.fmul(d, d), builder.fmul(residual, residual)]
+            return [(d, d), (residual, residual)]
 
-        kinds = signature.args
-        arrays = list(zip(kinds[:2], args[:2], strict=True))
-        return _generate(context, builder, arrays, args[2:4], (kinds[4], args[4]), 2, terms)
+        arrays = list(zip(signature.args[:2], args[:2], strict=True))
+        return _sums(context, builder, arrays, args[2:4], 2, products)
 
-    return types.int64(x, value, types.int64, types.int64, lanes), generate
+    return types.UniTuple(types.float64, 2)(x, value, types.int64, types.int64), generate
 
 
 @intrinsic
-def bfloat16_lanes(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any, lanes: Any) -> Any:
-    """With lo <= |d| <= hi the nearest bfloat16 values: (hi - |d|)(|d| - lo) into ``lanes[0:16]``, (hi - lo)^2
-    into [16:32]; d^2 where word > last, into [32:48]; d^4 into [48:64], and (hi - lo)^4 into [64:80]."""
+def bfloat16_sums(_: Any, delta: Any, words: Any, begin: Any, end: Any, last: Any) -> Any:
+    """With lo <= |d| <= hi the nearest bfloat16 values: sums of (hi - |d|)(|d| - lo), of (hi - lo)^2, of d^2
+    where word > last, of d^4, and of (hi - lo)^4."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         limit = _splat(builder, args[4])
 
-        def terms(d: Value, w: Value) -> list[Value]:
-            low, high = _bfloat16_neighbours(builder, _unary(builder, "fabs", d))
-            x = _as_double(builder, d)
-            size = _unary(builder, "fabs", x)
+        def products(d: Value, w: Value) -> list[tuple[Value, Value]]:
+            magnitude = _unary(builder, "fabs", d)
+            low, high = _bfloat16_neighbours(builder, magnitude)
+            size = _as_double(builder, magnitude)
             step = builder.fsub(high, low)
-            spread = builder.fmul(builder.fsub(high, size), builder.fsub(size, low))
-            square, step_square = builder.fmul(x, x), builder.fmul(step, step)
-            dropped = _where_dropped(builder, square, w, limit)
-            fourths = [builder.fmul(square, square), builder.fmul(step_square, step_square)]
-            return [spread, step_square, dropped, *fourths]
+            spread = builder.fsub(high, size), builder.fsub(size, low)
+            square, step_square = builder.fmul(size, size), builder.fmul(step, step)
+            dropped = _where_dropped(builder, size, w, limit), size
+            return [spread, (step, step), dropped, (square, square), (step_square, step_square)]
 
-        kinds = signature.args
-        arrays = list(zip(kinds[:2], args[:2], strict=True))
-        return _generate(context, builder, arrays, args[2:4], (kinds[5], args[5]), 5, terms)
+        arrays = list(zip(signature.args[:2], args[:2], strict=True))
+        return _sums(context, builder, arrays, args[2:4], 5, products)
 
-    return types.int64(delta, words, types.int64, types.int64, types.uint32, lanes), generate
+    sums = types.UniTuple(types.float64, 5)
+    return sums(delta, words, types.int64, types.int64, types.uint32), generate
 
 
-def _where_dropped(builder: Builder, square: Value, w: Value, limit: Value) -> Value:
-    return builder.select(builder.icmp_unsigned(">", w, limit), square, _constant(_DOUBLE, 0.0))
+def _where_dropped(builder: Builder, size: Value, w: Value, limit: Value) -> Value:
+    return builder.select(builder.icmp_unsigned(">", w, limit), size, _constant(_DOUBLE, 0.0))
 
 
 def _bfloat16_neighbours(builder: Builder, size: Value) -> tuple[Value, Value]:

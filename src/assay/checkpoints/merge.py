@@ -25,6 +25,9 @@ from assay.core.errors import InputError, UnknownIdError
 Progress = Callable[[int, int, str], None]
 METHODS = ("linear", "ties")
 
+Sparse = tuple[np.ndarray, np.ndarray]
+"""Ascending positions in a block, and the values there; it is 0 elsewhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
@@ -246,12 +249,15 @@ def run(task: MergeTask) -> MergedRows:
     bits, check = read_base_rows(task.base, info, info, task.start, task.stop)
     if not info.is_float:
         return MergedRows(_integers(task, bits), check, 0)
-    linear = task.method == "linear"
-    combined = _weighted_sum(task, bits) if linear else _ties(task, bits)
-    values = combined.reshape(-1)
-    index = np.flatnonzero(values)
-    applied, overflow = codec.apply_block(bits, info.dtype, index, values[index])
+    index, value = _weighted_sum(task, bits) if task.method == "linear" else _sparse(_ties(task, bits))
+    value = value.astype(np.float64 if info.dtype == "F64" else np.float32)
+    applied, overflow = codec.apply_block(bits, info.dtype, index, value, in_place=True)
     return MergedRows(applied, check, overflow)
+
+
+def _sparse(values: np.ndarray) -> Sparse:
+    index = np.flatnonzero(values)
+    return index, values[index]
 
 
 def _integers(task: MergeTask, bits: np.ndarray) -> np.ndarray:
@@ -268,17 +274,15 @@ def _exact_rows(task: MergeTask, patch: Delta, bits: np.ndarray) -> np.ndarray:
     return codec.decode_lossless(patch.block(task.info.name, task.block), bits)
 
 
-def _weighted_sum(task: MergeTask, bits: np.ndarray) -> np.ndarray:
-    """float64 sum in the order of the deltas, rounded once to the type that is added to the base."""
-    total = np.zeros(bits.shape, np.float64)
+def _weighted_sum(task: MergeTask, bits: np.ndarray) -> Sparse:
+    """float64 sum in the order of the deltas."""
+    index, total = np.empty(0, np.int32), np.empty(0)
     for patch, weight in zip(task.deltas, task.weights, strict=True):
         delta = _decoded(task, patch, bits)
-        if isinstance(delta, tuple):
-            index, value = delta
-            total.reshape(-1)[index] += weight * value.astype(np.float64)
-        elif delta is not None:
-            total += weight * delta.astype(np.float64)
-    return total.astype(np.float64 if task.info.dtype == "F64" else np.float32)
+        if delta is not None:
+            more, value = delta if isinstance(delta, tuple) else _sparse(delta.reshape(-1))
+            index, total = codec.add_sparse(index, total, more, weight * value.astype(np.float64))
+    return index, total
 
 
 def _ties(task: MergeTask, bits: np.ndarray) -> np.ndarray:
@@ -295,7 +299,7 @@ def _ties(task: MergeTask, bits: np.ndarray) -> np.ndarray:
     agrees = (np.sign(stack) == elected) & (stack != 0)
     counts = np.maximum(agrees.sum(axis=0), 1)
     merged = np.where(agrees, stack, 0).sum(axis=0) * (len(task.deltas) / counts)
-    return merged.astype(np.float64 if task.info.dtype == "F64" else np.float32).reshape(bits.shape)
+    return merged
 
 
 def _trim(row: np.ndarray, density: float) -> None:
@@ -308,8 +312,8 @@ def _trim(row: np.ndarray, density: float) -> None:
 
 def _decoded(
     task: MergeTask, patch: Delta, bits: np.ndarray
-) -> np.ndarray | tuple[np.ndarray, np.ndarray] | None:
-    """One delta's block: survivors as (positions, values), a dense difference, or None for no change."""
+) -> np.ndarray | Sparse | None:
+    """One delta's block: survivors as positions and values, a dense difference, or None for no change."""
     record = patch.records.get(task.info.name)
     if record is None or record["treatment"] in ("unchanged", "absent"):
         return None

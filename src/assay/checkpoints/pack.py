@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,8 +33,9 @@ from assay.checkpoints.encode import (
 from assay.checkpoints.engine import ordered
 from assay.checkpoints.header import TensorInfo, build_header
 from assay.checkpoints.io import fingerprint, tensor_sha256
-from assay.checkpoints.job import Job, identity_of, open_job, output_layout, refuse_retrained
+from assay.checkpoints.job import Job, delta_ratio, identity_of, open_job, output_layout, refuse_retrained
 from assay.checkpoints.journal import Journal, PartialData
+from assay.checkpoints.keep import KeepPlan
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, require_space
 from assay.checkpoints.plan import LOSSY, Settings, TensorPlan
 from assay.core.certificate import Certificate
@@ -61,9 +61,11 @@ class PackReport:
         bytes_out: bytes of the delta.
         parameters: elements of the fine-tuned checkpoint.
         certificate: what was lost; None when it was declined.
-        delta_ratio: norm of the delta over norm of the base, over the tensors that lose something.
+        delta_ratio: norm of the delta over norm of the base, sampled: from a few rows of each tensor that loses
+            something.
         warnings: sentences that the user should read.
         dry_run: nothing was written.
+        keep: with energies, the keep thresholds and what they are predicted to do to the outputs, first order.
     """
 
     out: Path
@@ -74,6 +76,7 @@ class PackReport:
     delta_ratio: float
     warnings: tuple[str, ...] = ()
     dry_run: bool = False
+    keep: KeepPlan | None = None
 
     @property
     def bits_per_parameter(self) -> float:
@@ -93,6 +96,10 @@ def pack(
     seed: int = 0,
     calibration: str | os.PathLike[str] | None = None,
     moments: str | os.PathLike[str] | None = None,
+    energies: str | os.PathLike[str] | None = None,
+    keep_map: str = "uniform",
+    max_drift: float | None = None,
+    max_size: int | None = None,
     coding: str = "entropy",
     lossless: bool = False,
     include: Sequence[str] = (),
@@ -116,6 +123,9 @@ def pack(
         drop, rescale, mask, bits, seed, coding, lossless, include, exclude, gamma: see `Settings`.
         calibration: a text file; the fine-tuned model runs over it to measure its layers' inputs (extra torch).
         moments: such measurements, ready-made; without either, inputs of unit second moment.
+        energies: a file of network-level energies (`assay.checkpoints.energies`): the report then predicts the drift of
+            the outputs, first order, and the next three may be used.
+        keep_map, max_drift, max_size: see `Settings`; a drift or a size takes the place of `drop`.
         tails: bound computed for each tensor's largest output: ``ks``, ``chernoff`` or ``lattice``.
         certificate: also write the certificate to this path; False issues none, and saves hashing.
         workers, engine: where the work runs; the output does not depend on them.
@@ -129,17 +139,19 @@ def pack(
         MissingExtraError: calibration without the extra ``torch``, engine ``ray`` without the extra ``ray``.
     """
     settings = Settings(
-        drop, rescale, mask, bits, coding, lossless, seed, tuple(include), tuple(exclude), Fraction(gamma)
-    )
+        drop, rescale, mask, bits, coding, lossless, seed, tuple(include), tuple(exclude), Fraction(gamma),
+        keep_map, max_drift, max_size,
+    )  # fmt: skip
     if tails not in ("ks", "chernoff", "lattice"):
         raise InputError(f"the tail bound {tails!r} is none of ks, chernoff, lattice")
-    job = open_job(finetuned, base, settings, calibration, moments)
+    job = open_job(finetuned, base, settings, calibration, moments, energies)
     try:
         target = check_output(out, inputs=[finetuned, base], overwrite=overwrite)
+        ratio = delta_ratio(job)
         if not force:
-            refuse_retrained(job)
+            refuse_retrained(job, ratio)
         with _Sink.open(target, identity_of(job, tails, bool(certificate)), dry_run) as sink:
-            return _pack(job, sink, target, tails, certificate, workers, engine, progress or _silent)
+            return _pack(job, sink, target, ratio, tails, certificate, workers, engine, progress or _silent)
     finally:
         job.close()
 
@@ -154,6 +166,8 @@ class _Sink:
 
     journal: Journal | None
     done: dict[str, Any] = field(default_factory=dict)
+    finished: Any = field(default_factory=hashlib.sha256)
+    growing: Any = field(default_factory=hashlib.sha256)
 
     @classmethod
     def open(cls, target: Path, identity: Mapping[str, Any], dry_run: bool) -> _Sink:
@@ -178,26 +192,37 @@ class _Sink:
         return self.journal.data.end if self.journal is not None else 0
 
     def append(self, payload: bytes) -> None:
-        """Add to the payload."""
+        """Add to the payload of the tensor at hand."""
         if self.journal is not None:
             self.journal.data.append(payload)
+        else:
+            self.growing.update(payload)
 
     def take_back(self, end: int) -> None:
-        """Forget the payload from `end` on."""
+        """Forget the payload of the tensor at hand, which began at `end`."""
         if self.journal is not None:
             self.journal.data.truncate(end)
+        else:
+            self.growing = self.finished.copy()
 
     def record(self, name: str, entry: dict[str, Any]) -> None:
         """Journal a finished tensor."""
         self.done[name] = entry
         if self.journal is not None:
             self.journal.record(name, entry)
+        else:
+            self.finished = self.growing.copy()
+
+    def payload_id(self) -> str:
+        """sha256 of the whole payload: on a dry run digested as it came, else read back from the disk."""
+        return _digest(self.journal.data) if self.journal is not None else str(self.finished.hexdigest())
 
 
 def _pack(
     job: Job,
     sink: _Sink,
     target: Path,
+    ratio: float,
     tails: str,
     certificate: bool | str | os.PathLike[str],
     workers: int | None,
@@ -224,7 +249,7 @@ def _pack(
         sink.record(plan.name, entry)
         position += plan.info.nbytes
     progress(total, total, "writing the delta")
-    return _finish(job, plans, sink, target, certificate)
+    return _finish(job, plans, sink, target, ratio, certificate)
 
 
 def _largest_size(job: Job) -> int:
@@ -256,6 +281,7 @@ def _with_optimal_rescales(
         for rows in _blocks(job, measuring, results):
             sums.add(rows)
         facts = sums.facts(job.calibrated(plan), job.moment(plan) is not None)
+        assert isinstance(facts, certificates.Facts)
         best = certificates.expected(facts, plan.drop_prob, 1.0).optimal_rescale
         known[plan.name] = dataclasses.replace(plan, rescale=float(best) if best else 1.0)
     return tuple(known.get(plan.name, plan) for plan in job.plans)
@@ -324,7 +350,6 @@ def _collect(
         "begin": begin,
         "plan": plan_record(plan, treatment, sums),
         "certificate": record if certified else None,
-        "energies": [sums.delta_energy, sums.base_energy] if lossy else [0.0, 0.0],
         "changed": [sums.changed, plan.info.count] if lossy else [0, 0],
         "alias": alias_key(plan, sums),
     }
@@ -367,6 +392,7 @@ def _finish(
     plans: Sequence[TensorPlan],
     sink: _Sink,
     target: Path,
+    ratio: float,
     certificate: bool | str | os.PathLike[str],
 ) -> PackReport:
     entries = [sink.done[plan.name] for plan in plans]
@@ -374,7 +400,7 @@ def _finish(
     tensors = [e["plan"] for e in entries] + [_absent(info) for info in job.absent]
     plan = {"seed": str(job.settings.seed), "tensors": tensors, **folder_plan}
     payload = [(e["plan"]["name"], sum(e["plan"].get("blocks", []))) for e in entries]
-    payload_id = _digest(sink.journal.data) if sink.journal is not None else "0" * 64
+    payload_id = sink.payload_id()
     sealed = None
     if certificate is not False:
         digests = [{"base": tensor_sha256(info, job.base)} for info in job.absent]
@@ -407,16 +433,16 @@ def _finish(
         if sealed is not None and not isinstance(certificate, bool):
             sealed.save(Path(certificate))
         sink.journal.discard()
-    changed, whole = (sum(e["energies"][side] for e in entries) for side in (0, 1))
     return PackReport(
         target,
         sum(plan.info.nbytes for plan in plans) + sum(job.finetuned.carried.values()),
         size,
         sum(plan.info.count for plan in plans),
         sealed,
-        math.sqrt(changed / whole) if whole else 0.0,
-        tuple(_warnings(job, entries)),
+        ratio,
+        tuple(_warnings(job, entries, size)),
         sink.journal is None,
+        job.keep,
     )
 
 
@@ -451,7 +477,14 @@ def _subjects(
     return [*subjects, {"name": "payload", "sha256": payload_id, "bytes": payload}]
 
 
-def _warnings(job: Job, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _warnings(job: Job, entries: Sequence[Mapping[str, Any]], size: int) -> Iterator[str]:
+    if job.settings.max_size is not None and size > job.settings.max_size:
+        yield f"the delta has {size} bytes, more than the {job.settings.max_size} asked for: sizes are estimated; ask for less"
+    if job.without_energies:
+        yield (
+            f"{len(job.without_energies)} tensors have no energies and are kept exactly, {job.without_energies[0]!r} among "
+            f"them: the model that was calibrated does not use them, or the base has another shape"
+        )
     changed, count = (sum(e["changed"][i] for e in entries) for i in (0, 1))
     if count and changed < SPARSE * count and not job.settings.lossless:
         yield (

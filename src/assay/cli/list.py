@@ -9,7 +9,7 @@ import click
 
 from assay.cli.options import reporting
 from assay.cli.output import Output
-from assay.core.catalog import catalog
+from assay.core.catalog import catalog, load_file
 from assay.core.claim import Claim, Mission
 from assay.core.errors import UnknownIdError
 
@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 
 
 @click.command("list", short_help="List missions and claims.")
-@click.argument("mission", required=False)
+@click.argument("mission", required=False, metavar="[MISSION|FILE.py]")
 @reporting
 def command(mission: str | None, out: Output) -> None:
-    """List the missions and their claims, or those of one MISSION.
+    """List the missions and their claims, or those of one MISSION or of a plain Python FILE.
 
     For each claim: its form, whether a formal proof is known, and what its audit is expected to find.
     """
     missions = catalog().missions
-    if mission is not None and mission not in missions:
+    if mission is not None and mission.endswith(".py"):
+        chosen = [load_file(mission)]
+    elif mission is not None and mission not in missions:
         raise UnknownIdError("mission", mission, missions)
-    chosen = [missions[mission]] if mission else list(missions.values())
+    else:
+        chosen = [missions[mission]] if mission else list(missions.values())
     out.result([_document(m) for m in chosen], lambda: _human(chosen))
 
 

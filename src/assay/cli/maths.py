@@ -12,7 +12,7 @@ from collections.abc import Iterator
 _SYMBOLS = {
     "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "varepsilon": "ε", "zeta": "ζ",
     "eta": "η", "theta": "θ", "vartheta": "ϑ", "iota": "ι", "kappa": "κ", "lambda": "λ", "mu": "μ",
-    "nu": "ν", "xi": "ξ", "pi": "π", "rho": "ρ", "sigma": "σ", "tau": "τ", "upsilon": "υ", "phi": "φ",
+    "nu": "ν", "xi": "ξ", "pi": "π", "rho": "ρ", "varrho": "ϱ", "sigma": "σ", "tau": "τ", "upsilon": "υ", "phi": "φ",
     "varphi": "φ", "chi": "χ", "psi": "ψ", "omega": "ω", "Gamma": "Γ", "Delta": "Δ", "Theta": "Θ",
     "Lambda": "Λ", "Xi": "Ξ", "Pi": "Π", "Sigma": "Σ", "Upsilon": "Υ", "Phi": "Φ", "Psi": "Ψ", "Omega": "Ω",
     "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "ne": "≠", "neq": "≠", "approx": "≈", "equiv": "≡", "sim": "~",
@@ -86,7 +86,7 @@ def to_unicode(latex: str) -> str:
     '((1/n) ∑_{i=1}^n xᵢ)ⁿ ≤ √2'
     """
     reader = _Reader(_TOKEN.findall(latex))
-    lines = reader.sequence(None).split("\n")
+    lines = _without_double_brackets(reader.sequence(None)).split("\n")
     return "\n".join(
         re.sub(r" {2,}", lambda m: " " if len(m[0]) < 4 else "   ", line).strip() for line in lines
     ).strip()
@@ -145,7 +145,7 @@ class _Reader:
     def _macro(self, name: str, token: str) -> str:
         if name in ("frac", "tfrac", "dfrac"):
             above, below = self._group(), self._group()
-            return f"({_bracket(above)}/{_bracket(below)})"
+            return f"({_bracket(above, product=False)}/{_bracket(below)})"
         if name == "binom":
             return f"C({self._group()}, {self._group()})"
         if name == "sqrt":
@@ -165,7 +165,7 @@ class _Reader:
             following = self._peek()
             glued = (
                 following is None
-                or following[0] in "([{^_)"
+                or following[0] in "([{^_)}"
                 or following.startswith(("\\left", "\\big", "\\Big"))
             )
             return name + ("" if glued else " ")
@@ -186,7 +186,9 @@ class _Reader:
         return text
 
     def _script(self, mark: str, last: str) -> str:
-        text = self._group()
+        text = self._group().strip()
+        if text == "ᵀ":
+            return text
         table = _SUPERSCRIPT if mark == "^" else _SUBSCRIPT
         plain = text.replace("−", "-")
         if last.strip() not in ("∑", "∏", "∫") and plain and all(ord(c) in table for c in plain):
@@ -194,8 +196,28 @@ class _Reader:
         return mark + (text if len(text) == 1 else "{" + text + "}")
 
 
-def _bracket(text: str) -> str:
-    """`text` in brackets unless it is one unit."""
+def _bracket(text: str, product: bool = True) -> str:
+    """`text` in brackets unless it is one unit, or (without `product`) a product."""
     text = text.strip()
-    whole = re.fullmatch(r"[\w.'′²³ⁿ]+|\([^()]*\)|[^\s()+−/]\([^()]*\)", text)
-    return text if whole else f"({text})"
+    outermost, depth = "", 0
+    for character in text:
+        depth -= character in ")]}⟩"
+        outermost += character if depth == 0 else ""
+        depth += character in "([{⟨"
+    sums = re.search(r"(?<=.)[+−<>≤≥=,/]", outermost)
+    factors = product and re.search(r"[\s·]|\(\).|.√", outermost)
+    return f"({text})" if sums or factors else text
+
+
+def _without_double_brackets(text: str) -> str:
+    """`text` with ``((x))`` written ``(x)``."""
+    opened: list[int] = []
+    partner: dict[int, int] = {}
+    for i, character in enumerate(text):
+        if character == "(":
+            opened.append(i)
+        elif character == ")" and opened:
+            partner[opened.pop()] = i
+    double = {i for i in partner if partner.get(i + 1) == partner[i] - 1}
+    dropped = double | {partner[i] for i in double}
+    return "".join(c for i, c in enumerate(text) if i not in dropped)

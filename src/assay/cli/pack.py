@@ -168,7 +168,7 @@ def _human(report: PackReport, finetuned: Path, base: Path, every: bool) -> Iter
         f"{report.bits_per_parameter:.3g} bits per parameter"
     )
     if report.delta_ratio:
-        yield f"the delta's norm is {report.delta_ratio:.3g} times the base's"
+        yield f"the delta's norm is about {report.delta_ratio:.3g} times the base's (sampled)"
     if report.certificate is None:
         yield "no certificate was issued"
         return

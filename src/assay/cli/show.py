@@ -10,7 +10,7 @@ import click
 from assay.cli.maths import to_unicode
 from assay.cli.options import reporting
 from assay.cli.output import Output
-from assay.core.catalog import Catalog, catalog
+from assay.core.catalog import Catalog, catalog, load_file
 from assay.core.claim import Claim, Limit, Mission
 from assay.core.errors import UnknownIdError
 
@@ -42,11 +42,14 @@ EXPECTED = {
 
 
 @click.command("show", short_help="Show a claim's page.")
-@click.argument("claim")
+@click.argument("names", nargs=-1, required=True, metavar="[FILE.py] CLAIM")
 @reporting
-def command(claim: str, out: Output) -> None:
-    """Show the page of CLAIM (or of a mission): statement, premises, source, status."""
-    known = catalog()
+def command(names: tuple[str, ...], out: Output) -> None:
+    """Show the page of CLAIM (or of a mission): statement, premises, source, status.
+
+    CLAIM may stand in a plain Python FILE, which is run; without CLAIM, the claims of the file are listed.
+    """
+    known, claim = _known(names)
     if claim in known.missions:
         mission = known.missions[claim]
         out.result(_mission_document(mission), lambda: _mission_page(mission))
@@ -56,6 +59,22 @@ def command(claim: str, out: Output) -> None:
     chosen = known[claim]
     used_by = _used_by(chosen, known)
     out.result(_document(chosen, used_by), lambda: _page(chosen, used_by))
+
+
+def _known(names: tuple[str, ...]) -> tuple[Catalog, str]:
+    """Where to look, and for what.
+
+    Raises:
+        click.UsageError: more than one claim is named.
+    """
+    files = [n for n in names if n.endswith(".py")]
+    ids = [n for n in names if not n.endswith(".py")]
+    if len(files) > 1 or len(ids) > 1:
+        raise click.UsageError("show takes one claim, and at most one file before it")
+    if not files:
+        return catalog(), ids[0]
+    mission = load_file(files[0])
+    return Catalog({**catalog().missions, mission.id: mission}), ids[0] if ids else mission.id
 
 
 def _used_by(claim: Claim, known: Catalog) -> list[str]:

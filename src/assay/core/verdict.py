@@ -80,11 +80,14 @@ class Counterexample:
         return "statistical" if self.verdict.strength is Strength.STATISTICAL else "genuine"
 
 
-def evaluate(claim: Claim, instance: Any, *, precision: int = 128, draws: int = 0) -> Verdict:
+def evaluate(
+    claim: Claim, instance: Any, *, precision: int = 128, draws: int = 0, max_precision: int = MAX_PRECISION
+) -> Verdict:
     """What `instance` says about `claim`.
 
-    Premises are checked first: a broken one makes the instance say nothing (UNKNOWN, "premise broken").
-    Enclosures that overlap are recomputed at doubled precision, from `precision` bits up to `MAX_PRECISION`.
+    Premises are checked first, in their order: a broken one makes the instance say nothing (UNKNOWN, "premise
+    broken"), and those after it, which may presuppose it, are not looked at and stay UNKNOWN.
+    Enclosures that overlap are recomputed at doubled precision, from `precision` bits up to `max_precision`.
     A `Mean` or `Tail` without an exact path samples `draws` times, with seeds from the claim's digest, and
     answers at level `ALPHA` by Hoeffding's inequality.
 
@@ -100,22 +103,26 @@ def evaluate(claim: Claim, instance: Any, *, precision: int = 128, draws: int = 
         return Verdict(
             Truth.UNKNOWN, Strength.EXACT, f"a limit is never evaluated; see {', '.join(form.implied_by)}"
         )
-    premises = tuple(_premise(p, instance, precision) for p in claim.premises)
-    broken = [p for p in premises if p.truth is not Truth.TRUE]
+    premises = _premises(claim, instance, precision, max_precision)
+    broken = [p for p in premises if p.truth is Truth.FALSE] or [
+        p for p in premises if p.truth is Truth.UNKNOWN
+    ]
     if broken:
         word = "broken" if broken[0].truth is Truth.FALSE else "undecided"
         return Verdict(Truth.UNKNOWN, Strength.EXACT, f"premise {word}: {broken[0].name}", None, premises)
     if isinstance(form, Bound):
-        return _decide(lambda: form.sides(instance), premises, precision)
+        return _decide(lambda: form.sides(instance), premises, precision, max_precision)
     if isinstance(form, Witness):
-        return _witness(form, instance, premises, precision)
+        return _witness(form, instance, premises, precision, max_precision)
     exact = form.exact
     if exact is not None:
         if isinstance(form, Mean):
-            return _decide(
-                lambda: Sides(exact(instance), form.relation, form.bound(instance)), premises, precision
-            )
-        return _decide(lambda: Sides(exact(instance), "<=", form.delta(instance)), premises, precision)
+            relation, right = form.relation, form.bound
+        else:
+            relation, right = "<=", form.delta
+        return _decide(
+            lambda: Sides(exact(instance), relation, right(instance)), premises, precision, max_precision
+        )
     if draws <= 0:
         return Verdict(
             Truth.UNKNOWN, Strength.STATISTICAL, "no exact path, and no draws were asked", None, premises
@@ -123,17 +130,29 @@ def evaluate(claim: Claim, instance: Any, *, precision: int = 128, draws: int = 
     return _sample(claim, instance, premises, draws)
 
 
-def _premise(premise: Premise, instance: Any, bits: int) -> PremiseResult:
+def _premises(claim: Claim, instance: Any, bits: int, limit: int) -> tuple[PremiseResult, ...]:
+    results: list[PremiseResult] = []
+    for premise in claim.premises:
+        if any(r.truth is Truth.FALSE for r in results):
+            results.append(PremiseResult(premise.name, premise.basis, Truth.UNKNOWN))
+        else:
+            results.append(_premise(premise, instance, bits, limit))
+    return tuple(results)
+
+
+def _premise(premise: Premise, instance: Any, bits: int, limit: int) -> PremiseResult:
     if premise.check is None:
         return PremiseResult(premise.name, premise.basis, Truth.TRUE)
     result = premise.check(instance)
     if isinstance(result, Sides):
         check: Callable[[Any], Any] = premise.check
-        result = _decide(lambda: check(instance), (), bits).truth
+        result = _decide(lambda: check(instance), (), bits, limit).truth
     return PremiseResult(premise.name, premise.basis, Truth.of(result))
 
 
-def _decide(sides: Callable[[], Sides], premises: tuple[PremiseResult, ...], bits: int) -> Verdict:
+def _decide(
+    sides: Callable[[], Sides], premises: tuple[PremiseResult, ...], bits: int, limit: int
+) -> Verdict:
     """Compare at rising precision until decided; exact sides and floats need one look."""
     outcome, strength, truth = None, Strength.ENCLOSED, Truth.UNKNOWN
     while True:
@@ -145,7 +164,7 @@ def _decide(sides: Callable[[], Sides], premises: tuple[PremiseResult, ...], bit
             else:
                 _check_sides(outcome)
                 truth, strength = compare(outcome.lhs, outcome.relation, outcome.rhs)
-        if truth is not Truth.UNKNOWN or strength is not Strength.ENCLOSED or bits >= MAX_PRECISION:
+        if truth is not Truth.UNKNOWN or strength is not Strength.ENCLOSED or bits >= limit:
             break
         bits *= 2
     if outcome is None:
@@ -172,9 +191,11 @@ def _check_sides(sides: object) -> None:
             raise InputError("a side is NaN on this instance")
 
 
-def _witness(form: Witness, instance: Any, premises: tuple[PremiseResult, ...], bits: int) -> Verdict:
+def _witness(
+    form: Witness, instance: Any, premises: tuple[PremiseResult, ...], bits: int, limit: int
+) -> Verdict:
     witness = form.produce(instance)
-    verdict = _decide(lambda: form.sides(instance, witness), premises, bits)
+    verdict = _decide(lambda: form.sides(instance, witness), premises, bits, limit)
     if verdict.truth is not Truth.FALSE:
         return verdict
     if form.refute is not None and form.refute(instance):
@@ -185,18 +206,22 @@ def _witness(form: Witness, instance: Any, premises: tuple[PremiseResult, ...], 
     return Verdict(Truth.UNKNOWN, verdict.strength, reason, verdict.sides, premises)
 
 
-def seed_of(claim: Claim, instance: Any, draw: int) -> int:
-    """The seed of one draw: a digest of claim, instance and index, so that nobody can shop for it."""
-    text = json.dumps(
-        [claim.digest(), instances.encode(instance), draw], sort_keys=True, separators=(",", ":")
-    )
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+def seed_stem(claim: Claim, instance: Any) -> bytes:
+    """What all draws of a claim on an instance have in common: a digest of both, so that nobody can shop for seeds."""
+    text = json.dumps([claim.digest(), instances.encode(instance)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).digest()
+
+
+def seed_of(stem: bytes, draw: int) -> int:
+    """The seed of draw number `draw`."""
+    return int.from_bytes(hashlib.sha256(stem + b"%d" % draw).digest()[:16], "little")
 
 
 def _sample(claim: Claim, instance: Any, premises: tuple[PremiseResult, ...], draws: int) -> Verdict:
     """Hoeffding at level ALPHA from a fixed number of draws; the radius is rounded up."""
     form, undecided = claim.form, False
-    streams = (random.Random(seed_of(claim, instance, i)) for i in range(draws))
+    stem = seed_stem(claim, instance)
+    streams = (random.Random(seed_of(stem, i)) for i in range(draws))
     if isinstance(form, Tail):
         assert form.event is not None
         low, high, relation, bound = 0.0, 1.0, "<=", as_float(form.delta(instance))
@@ -228,4 +253,4 @@ def _sample(claim: Claim, instance: Any, premises: tuple[PremiseResult, ...], dr
     )
 
 
-__all__ = ["ALPHA", "Counterexample", "PremiseResult", "Verdict", "evaluate", "seed_of"]
+__all__ = ["ALPHA", "Counterexample", "PremiseResult", "Verdict", "evaluate", "seed_of", "seed_stem"]

@@ -21,6 +21,8 @@ import flint
 from assay.core.errors import InputError
 from assay.core.number import Ball, Number, working_precision
 
+_EXP_FLOOR = 1 << 16
+
 
 def _to_arb(value: Fraction) -> flint.arb:
     return flint.arb(flint.fmpq(value.numerator, value.denominator))
@@ -56,7 +58,33 @@ def _increasing(name: str, measured: Callable[[float], float]) -> Callable[[Numb
     return function
 
 
-exp = _increasing("exp", math.exp)
+def _measured_exp(value: float) -> float:
+    return math.inf if value > 709.78 else math.exp(value)
+
+
+_exp = _increasing("exp", _measured_exp)
+
+
+def exp(value: Number) -> Number:
+    """exp(x): a float for a float (infinite where it overflows), an enclosure for anything exact or enclosed.
+
+    Below exp(-2^16) the enclosure begins at 0, so that no number with a huge denominator is built.
+
+    Raises:
+        InputError: the argument may exceed 2^24, whose exponential has millions of digits.
+    """
+    if isinstance(value, float):
+        return _measured_exp(value)
+    ball = Ball.of(value)
+    if ball.high > 1 << 24:
+        raise InputError("exp of more than 2^24 is too large to enclose; compare logarithms instead")
+    if ball.low >= -_EXP_FLOOR:
+        return _exp(ball)
+    floor = Fraction(-_EXP_FLOOR)
+    high = Ball.of(_exp(ball.high if ball.high > floor else floor)).high
+    return Ball(Fraction(0), high)
+
+
 log = _increasing("log", math.log)
 sqrt = _increasing("sqrt", math.sqrt)
 atanh = _increasing("atanh", math.atanh)

@@ -7,13 +7,21 @@ Every bound exp(K(t) - ts) holds for every t >= 0, so an iteration stopped early
 from __future__ import annotations
 
 import math
-
-from scipy.optimize import brentq
+from collections.abc import Callable
 
 from assay.missions.dare.model import BernoulliSum
 
 EDGE = 1e-14
 """Relative distance to the essential supremum below which a level counts as the supremum itself."""
+
+
+def find_root(
+    function: Callable[[float], float], low: float, high: float, *, rtol: float, xtol: float = 2e-12
+) -> float:
+    """A zero of a function that changes sign between low and high (Brent's method)."""
+    from scipy.optimize import brentq  # here, because it takes half a second that most runs need not wait
+
+    return float(brentq(function, low, high, xtol=xtol, rtol=rtol))
 
 
 def saddle_argument(law: BernoulliSum, level: float) -> float:
@@ -118,5 +126,5 @@ def two_sided_threshold(law: BernoulliSum, gamma: float) -> float:
         return min(lower, upper)
     if excess(upper) > 0.0:
         return upper
-    root = float(brentq(excess, lower, upper, xtol=1e-14 * upper, rtol=1e-14))
+    root = find_root(excess, lower, upper, xtol=1e-14 * upper, rtol=1e-14)
     return root if excess(root) <= 0.0 else min(root * (1.0 + 1e-13), upper)

@@ -23,7 +23,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from assay.core.errors import InputError
 from assay.missions.dare import _checks
@@ -334,7 +333,7 @@ def _signed_threshold(law: BernoulliSum, gamma: float) -> float:
 
     if excess(low) <= 0.0:
         return low
-    return float(brentq(excess, low, high, xtol=1e-15 * high, rtol=1e-15))
+    return chernoff.find_root(excess, low, high, xtol=1e-15 * high, rtol=1e-15)
 
 
 def _saddlepoint_tail(law: BernoulliSum, level: float) -> float:
@@ -361,4 +360,4 @@ def _saddlepoint_threshold(law: BernoulliSum, gamma: float) -> float:
 
     if excess(high) > 0.0:
         return high
-    return float(brentq(excess, low, high, rtol=1e-12)) if excess(low) > 0.0 else low
+    return chernoff.find_root(excess, low, high, rtol=1e-12) if excess(low) > 0.0 else low

@@ -1,0 +1,56 @@
+"""The gradient attack: bounded quasi-Newton descent of the slack, with numerical derivatives.
+
+It polishes the closest approaches that the other attacks left, and descends from random points of larger shapes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+from assay.audits.attacks.evolve import Landscape
+from assay.audits.space import Value, flatten, leaves, random_shape
+from assay.audits.target import BROKEN, Target
+
+BEST = 8
+STEP = 1e-5
+
+
+class Gradient:
+    """L-BFGS-B from the best of the trace and from random points, in turn."""
+
+    def __init__(self, target: Target, rng: random.Random) -> None:
+        self._target, self._rng = target, rng
+        self._kind = target.claim.instance
+
+    def run(self) -> None:
+        """Descend until the target stops it."""
+        from scipy.optimize import minimize
+
+        idle = 0
+        while idle < 100:
+            shape, values = self._start()
+            parts = leaves(self._kind, shape)
+            if not parts:
+                idle += 1
+                continue
+            idle = 0
+            landscape = Landscape(self._target, shape, parts, ["linear"] * len(parts))
+            start = [leaf.position(v) for leaf, v in zip(parts, values, strict=True)]
+            if landscape(start) >= BROKEN and self._rng.random() < 0.9:
+                continue
+            bounds = [(0.0, 1.0)] * len(parts)
+            minimize(
+                landscape,
+                start,
+                method="L-BFGS-B",
+                bounds=bounds,
+                options={"eps": STEP, "maxfun": 40 * len(parts)},
+            )
+
+    def _start(self) -> tuple[tuple[object, ...], list[Value]]:
+        if self._target.trace and self._rng.random() < 0.5:
+            best = heapq.nsmallest(BEST, self._target.trace, key=lambda a: a.slack)
+            return flatten(self._rng.choice(best).instance)
+        shape = random_shape(self._kind, self._rng)
+        return shape, [leaf.at(self._rng.random()) for leaf in leaves(self._kind, shape)]

@@ -1,0 +1,1 @@
+"""Anytime-valid statistics: evidence against a null that may be looked at whenever one likes."""
