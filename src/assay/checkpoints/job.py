@@ -31,6 +31,8 @@ RETRAINED = 0.8
 """Delta norm over base norm from which a pair is taken for two trainings rather than a fine-tune."""
 
 _PROBE_ROWS = 16
+_CONTAINER_BYTES, _HEADER_BYTES, _CERTIFIED_BYTES = 1024, 185, 350
+"""Estimates: of a delta, of one more tensor in it, and of what a certificate says of one that loses something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,9 @@ def _exact_bytes(job: Job, energies: Energies, planned: Mapping[str, Any]) -> in
     size = _CONTAINER_BYTES + sum(len(data) for _, data in content)
     for plan in job.plans:
         size += _HEADER_BYTES + len(plan.name)
-        if plan.name not in planned:
+        if plan.name in planned:
+            size += _CERTIFIED_BYTES
+        else:
             size += energies.other.get(plan.name, plan.info.nbytes)
     return size
 
