@@ -181,12 +181,16 @@ def _by_energies(job: Job, path: str | os.PathLike[str]) -> Job:
     settings = job.settings
     job = dataclasses.replace(job, energies_name="sha256:" + Subject.of_file(path).sha256)
     lossy = {plan.name: plan for plan in job.plans if plan.treatment in LOSSY}
-    if not settings.planned and (settings.mask != "random" or settings.rescale != "dare" or not settings.threshold):
+    if not settings.planned and (
+        settings.mask != "random" or settings.rescale != "dare" or not settings.threshold
+    ):
         return job
     known = {name: energies.tensors[name] for name in energies.tensors if name in lossy}
     if not known:
         if settings.planned:
-            raise InputError(f"none of the tensors that may lose something has energies in {path}: calibrate again")
+            raise InputError(
+                f"none of the tensors that may lose something has energies in {path}: calibrate again"
+            )
         return job
     overhead = _exact_bytes(job, energies, known)
     planner = Planner(dataclasses.replace(energies, tensors=known), settings.bits, overhead)

@@ -11,7 +11,7 @@ by entry.  A keep map replaces ``sqrt(A_j)`` by a shape that it can know:
 =============  ===========================================================================================
 
 The mean A of a tensor is increased by what its quantiser adds.  The shape is floored at `FLOOR` times its mean over
-all entries, so no entry's keep probability is less than that share of the average: an entry without energy on the
+all entries, so no keep probability is less than that share of the mean one: an entry without energy on the
 calibration texts may have some elsewhere.  The multiplier L is then found by bisection, for a share of entries to
 drop, for a drift, or for a size.
 
@@ -34,6 +34,7 @@ from assay.core.errors import InputError
 FLOOR = 0.25
 """Least keep probability, as a share of the mean."""
 
+_FLOOR_ROUNDS = 30
 _SCALE_BYTES = 11 / 8
 _BLOCK_BYTES = 32
 _RECORD_BYTES = {"uniform": 60, "tensor": 70, "factored": 110}
@@ -176,11 +177,15 @@ class Planner:
         powers = np.arange(CLASSES)
         rows, columns = (peaks[:, n, None] ** powers for n in (1, 2))
         values = peaks[:, 0, None, None] * rows[:, :, None] * columns[:, None, :]
-        mean = float((values * self._sizes).sum() / self._counts.sum())
+        mean = self._average(values)
         if not mean > 0:
             raise InputError(
                 "no entry has any energy, so there is nothing to plan by; use --keep-map uniform"
             )
+        for _ in range(
+            _FLOOR_ROUNDS
+        ):  # raising entries to the floor raises the mean: its share shrinks fourfold a round
+            mean = self._average(np.maximum(values, FLOOR * mean))
         peaks[:, 0] /= mean
         return _Shape(keep_map, np.maximum(values / mean, FLOOR), peaks)
 
@@ -194,6 +199,10 @@ class Planner:
         mean = tensor.total / tensor.count
         noisy = 1 + self._noise[number, _TYPICAL] / tensor.total
         return math.sqrt(row_top / mean * column_top * noisy), math.sqrt(row_ratio), math.sqrt(column_ratio)
+
+    def _average(self, values: Floats) -> float:
+        """Mean over all entries of what is given by classes."""
+        return float((values * self._sizes).sum() / self._counts.sum())
 
     def _keep(self, shape: _Shape, multiplier: float) -> Floats:
         return np.minimum(1.0, multiplier * shape.values)
@@ -244,7 +253,7 @@ class Planner:
             thresholds,
             math.sqrt(self._drift(keep) / self._energies.effect),
             math.ceil(self._size(shape.keep_map, keep)),
-            float((keep * self._sizes).sum() / self._counts.sum()),
+            self._average(keep),
         )
 
     def _factors(self, number: int, peaks: Floats, multiplier: float) -> Factors:
@@ -259,7 +268,7 @@ class Planner:
 class _Shape:
     """Keep probabilities up to a multiplier and the clip at 1.
 
-    `values` have mean 1 before they are floored, float64 [tensors, 16, 16]; `peaks` gives the factors that they come
+    `values` are floored and have mean 1, float64 [tensors, 16, 16]; `peaks` gives the factors that they come
     from: [tensors, 3], value of the classes (0, 0), ratio between row classes, ratio between column classes.
     """
 

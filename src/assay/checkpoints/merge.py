@@ -310,9 +310,7 @@ def _trim(row: np.ndarray, density: float) -> None:
         row[order[kept:]] = 0
 
 
-def _decoded(
-    task: MergeTask, patch: Delta, bits: np.ndarray
-) -> np.ndarray | Sparse | None:
+def _decoded(task: MergeTask, patch: Delta, bits: np.ndarray) -> np.ndarray | Sparse | None:
     """One delta's block: survivors as positions and values, a dense difference, or None for no change."""
     record = patch.records.get(task.info.name)
     if record is None or record["treatment"] in ("unchanged", "absent"):
