@@ -7,6 +7,7 @@ never run.  Texts are not padded: :func:`batches` puts those of equal token leng
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,24 @@ def load_model(folder: Path) -> tuple[Any, Any]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def read_texts(path: str | os.PathLike[str]) -> list[str]:
+    """The lines of a text file that are not blank.
+
+    Raises:
+        InputError: there is no such file, it is not UTF-8, or it holds no text.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"there is no calibration text {file}")
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise InputError(f"the calibration text {file} is not UTF-8; convert it first") from None
+    if not lines:
+        raise InputError(f"the calibration text {file} is empty; write one text a line")
+    return lines
 
 
 def choose_texts(texts: Sequence[str], max_samples: int | None) -> list[str]:
