@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,17 @@ from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import TensorInfo, build_header
 from assay.checkpoints.io import Source, compare_layouts, open_checkpoint, refuse_quantised
 from assay.checkpoints.keep import KeepPlan, Planner
-from assay.checkpoints.plan import KEEP_ONE, LOSSY, Settings, TensorPlan, plan_tensors, span_of
+from assay.checkpoints.language import read_texts
+from assay.checkpoints.plan import (
+    BITS,
+    KEEP_MAPS,
+    KEEP_ONE,
+    LOSSY,
+    Settings,
+    TensorPlan,
+    plan_tensors,
+    span_of,
+)
 from assay.core.certificate import Subject
 from assay.core.errors import InputError
 
@@ -147,14 +157,7 @@ def _moments(
         return load_moments(moments), "sha256:" + Subject.of_file(moments).sha256
     if calibration is None:
         return None, "unit"
-    path = Path(calibration)
-    if not path.is_file():
-        raise InputError(f"there is no calibration text {path}")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise InputError(f"the calibration text {path} is not UTF-8; convert it first") from None
-    measured = collect_moments(finetuned, [line for line in lines if line.strip()])
+    measured = collect_moments(finetuned, read_texts(calibration))
     with tempfile.TemporaryDirectory() as folder:  # the digest is that of the file `--moments` would read
         measured.save(Path(folder) / "moments.safetensors")
         return measured, "sha256:" + Subject.of_file(Path(folder) / "moments.safetensors").sha256
@@ -185,15 +188,10 @@ def _by_energies(job: Job, path: str | os.PathLike[str]) -> Job:
         settings.mask != "random" or settings.rescale != "dare" or not settings.threshold
     ):
         return job
-    known = {name: energies.tensors[name] for name in energies.tensors if name in lossy}
-    if not known:
-        if settings.planned:
-            raise InputError(
-                f"none of the tensors that may lose something has energies in {path}: calibrate again"
-            )
+    known = lossy.keys() & energies.tensors.keys()
+    if not known and not settings.planned:
         return job
-    overhead = _exact_bytes(job, energies, known)
-    planner = Planner(dataclasses.replace(energies, tensors=known), settings.bits, overhead)
+    planner = _planner(job, energies, settings.bits)
     if settings.max_drift is not None:
         keep = planner.at_drift(settings.keep_map, settings.max_drift)
     elif settings.max_size is not None:
@@ -206,6 +204,57 @@ def _by_energies(job: Job, path: str | os.PathLike[str]) -> Job:
     unchanged = {name for name, size in energies.other.items() if size == 0}
     missing = tuple(name for name in lossy if name not in known and name not in unchanged)
     return dataclasses.replace(job, plans=plans, keep=keep, without_energies=missing)
+
+
+def _planner(job: Job, energies: Energies, bits: int) -> Planner:
+    """Plans for the tensors that may lose something and have energies; the others count as overhead."""
+    lossy = {plan.name for plan in job.plans if plan.treatment in LOSSY}
+    known = {name: tensor for name, tensor in energies.tensors.items() if name in lossy}
+    if not known:
+        raise InputError(
+            "none of the tensors that may lose something has energies: calibrate this pair again"
+        )
+    return Planner(dataclasses.replace(energies, tensors=known), bits, _exact_bytes(job, energies, known))
+
+
+def frontier(
+    finetuned: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    energies: str | os.PathLike[str],
+    *,
+    drops: Sequence[float] = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99),
+    bits: Sequence[int] = BITS,
+    keep_maps: Sequence[str] = KEEP_MAPS,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> tuple[KeepPlan, ...]:
+    """Bytes against drift for each keep map, number of bits and share dropped, predicted to first order.
+
+    Nothing is packed: sizes are estimates, and drifts hold as far as the network is linear across the error.
+
+    Args:
+        finetuned, base: the pair.
+        energies: a file that `assay.checkpoints.energies` measured of it.
+        drops: shares of all entries to drop, each in [0, 1).
+        bits: of a survivor, each one of 16, 8, 4, 3, 2.
+        keep_maps: of ``uniform``, ``tensor``, ``factored``.
+        include, exclude: as in `Settings`.
+
+    Raises:
+        InputError: the energies are not those of the pair, or a value is out of its range.
+    """
+    job = open_job(finetuned, base, Settings(include=tuple(include), exclude=tuple(exclude)), None, None)
+    try:
+        measured = load_energies(energies)
+        measured.check(job.base, job.finetuned)
+        return tuple(
+            planner.at_drop(keep_map, drop)
+            for planner in (_planner(job, measured, number) for number in bits)
+            for keep_map in keep_maps
+            for drop in drops
+        )
+    finally:
+        job.close()
 
 
 def _exact_bytes(job: Job, energies: Energies, planned: Mapping[str, Any]) -> int:
