@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +88,8 @@ def test_known_thresholds_and_survivors_never_change():
     """Another machine or another version must find these."""
     base, finetuned, made = vector_block()
     assert [int(t) for t in made.thresholds[2, :4]] == [1593777192, 1447212660, 1314126275, 1193278579]
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "block-codec.md").read_text(encoding="utf-8")
+    assert ", ".join(str(int(made.thresholds[10, c])) for c in (0, 3, 6, 9)) in page
     for bits, survivors, positions, values in VECTORS:
         payload = codec.encode_block(base, finetuned, "F32", 0, scheme(bits, made)).payload
         index, value = codec.decode_block(payload, 0, 300, scheme(bits, made))

@@ -16,7 +16,7 @@ from assay.checkpoints.factors import Factors
 from assay.checkpoints.io import open_checkpoint
 from assay.checkpoints.keep import FLOOR, Planner
 from assay.checkpoints.plan import KEEP_MAPS
-from assay.core.errors import InputError
+from assay.core.errors import BudgetError, InputError
 from assay.missions.dare.algorithm.allocation import allocate
 from assay_verify.__main__ import main as checker
 
@@ -125,10 +125,10 @@ def test_budgets_are_met_and_spent(measured, keep_map, bits):
 def test_what_is_out_of_reach_says_how_far(measured):
     planner = Planner(measured[3], 2, overhead=5000)
     with pytest.raises(
-        InputError, match=r"out of reach at 2 bits: .* predicted to be 0\.\d+; use more --bits"
+        BudgetError, match=r"out of reach at 2 bits: .* predicted to be 0\.\d+; use more --bits"
     ):
         planner.at_drift("factored", 1e-4)
-    with pytest.raises(InputError, match=r"100 bytes are out of reach .* take [5-9]\d{3} by themselves"):
+    with pytest.raises(BudgetError, match=r"100 bytes are out of reach .* take [5-9]\d{3} by themselves"):
         planner.at_size("factored", 100)
     for wrong in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InputError):

@@ -29,7 +29,7 @@ import numpy as np
 from assay.checkpoints.energies import SPANS, Energies, TensorEnergy
 from assay.checkpoints.factors import CLASSES, Factors, factors_from
 from assay.checkpoints.plan import BITS, KEEP_MAPS, KEEP_ONE, span_of
-from assay.core.errors import InputError
+from assay.core.errors import BudgetError, InputError
 
 FLOOR = 0.25
 """Least keep probability, as a share of the mean."""
@@ -131,7 +131,7 @@ class Planner:
         """The smallest plan with at most this predicted drift (relative to the fine-tune's own effect).
 
         Raises:
-            InputError: even with every entry kept the quantiser drifts more; the message says how much.
+            BudgetError: even with every entry kept the quantiser drifts more; the message says how much.
         """
         if not (math.isfinite(max_drift) and max_drift > 0):
             raise InputError(f"the drift {max_drift} must be a finite number above 0")
@@ -139,7 +139,7 @@ class Planner:
         budget = max_drift**2 * self._energies.effect
         least = self._drift(self._keep(shape, _MOST))
         if least > budget:
-            raise InputError(
+            raise BudgetError(
                 f"a drift of {max_drift:g} is out of reach at {self._bits} bits: with every entry kept it is predicted "
                 f"to be {math.sqrt(least / self._energies.effect):.3g}; use more --bits"
             )
@@ -149,12 +149,12 @@ class Planner:
         """The plan with the least predicted drift whose delta has, by estimate, at most this many bytes.
 
         Raises:
-            InputError: the delta is larger with next to nothing kept; the message says how large.
+            BudgetError: the delta is larger with next to nothing kept; the message says how large.
         """
         shape = self._shape(keep_map)
         least = self._size(keep_map, self._keep(shape, _LEAST))
         if least > max_size:
-            raise InputError(
+            raise BudgetError(
                 f"{max_size} bytes are out of reach with the keep map {keep_map!r}: what is stored exactly, the plan and "
                 f"the certificate take {math.ceil(least)} by themselves"
             )

@@ -135,6 +135,7 @@ def pack(
         progress: called with bytes done, bytes in total, and what is being done.
 
     Raises:
+        BudgetError: no plan reaches the drift or the size; the message says the least that one reaches.
         InputError: any of the inputs cannot be used; nothing is written and nothing is lost.
         MissingExtraError: calibration without the extra ``torch``, engine ``ray`` without the extra ``ray``.
     """

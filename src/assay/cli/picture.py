@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.certificates import losses
-from assay.cli.figures import number
+from assay.cli.figures import number, size
 from assay.core.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def draw_frontier(plans: Sequence[KeepPlan], path: Path) -> None:
     check(path)
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     lines: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for plan in plans:
@@ -95,6 +96,10 @@ def draw_frontier(plans: Sequence[KeepPlan], path: Path) -> None:
                       label=f"{keep_map}, {bits} bits")  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis, label in ((axes.xaxis, size), (axes.yaxis, "{:g}".format)):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _, label=label: label(value)))
+            axis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("bytes of the delta, estimated")
         axes.set_ylabel("drift of the outputs over the fine-tune's effect\n(predicted, first order)")
         axes.grid(which="both", linewidth=0.3)
