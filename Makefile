@@ -16,7 +16,7 @@ PY     := $(VENV)/bin/python
 .PHONY: demo test slow lint clean
 
 demo: $(VENV)/.demo
-	$(PY) -m demo.run
+	OMP_WAIT_POLICY=PASSIVE $(PY) -m demo.run
 
 test: $(VENV)/.dev
 	$(PY) -m pytest $(PYTEST_ARGS)

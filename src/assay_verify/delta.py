@@ -171,9 +171,11 @@ def _check_files(delta: Delta) -> set[str]:
     if plan.get("index") is not None:
         others.append((INDEX, mapping(plan, "index", "plan")))
     outputs: set[str] = set()
-    for _, entry in headers + others:
+    for tensor_name, entry in headers + others:
         name = text(entry, "name", "plan file")
-        if not is_plain_name(name):
+        # a carried file may lie in a subfolder, as 1_Pooling/config.json does
+        parts = name.split("/") if tensor_name.startswith("assay.carried.") else [name]
+        if not all(map(is_plain_name, parts)):
             raise Rejected(f"the file name {name[:60]!r} in the plan could leave its folder")
         if name in outputs:
             raise Rejected(f"the plan writes the file {name[:60]!r} twice")

@@ -15,8 +15,8 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.checkpoints.adapters import _to_odd_float32, is_adapter, open_adapter
-from assay.checkpoints.header import DTYPES
+from assay.checkpoints.adapters import is_adapter, open_adapter
+from assay.checkpoints.header import DTYPES, to_odd_float32
 from assay.checkpoints.io import Source, compare_layouts, open_checkpoint
 from assay.core.errors import InputError
 
@@ -370,7 +370,7 @@ def test_float64_is_rounded_once(value: float, nudge: int) -> None:
         for x in (value, tie * (1 + nudge * 2**-50)):
             if not np.isfinite(x) or abs(x) < 1e-37 or abs(x) > 1e38:
                 continue
-            rounded = float(_to_odd_float32(np.array([x])).astype(BF16)[0])
+            rounded = float(to_odd_float32(np.array([x])).astype(BF16)[0])
             ulp = 2.0 ** (np.frexp(x)[1] - 8)
             down = np.floor(x / ulp)
             below, above = x / ulp - down, down + 1 - x / ulp

@@ -11,6 +11,7 @@ Source: Hu et al., LoRA (arXiv:2106.09685), section 4.1, and the adapter files o
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -23,8 +24,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from assay.checkpoints.header import DTYPES, TensorInfo
+from assay.checkpoints.header import DTYPES, TensorInfo, rounded
 from assay.checkpoints.io import (
+    MARKER,
     Checkpoint,
     ReadBuffer,
     Shard,
@@ -38,6 +40,7 @@ from assay.core.errors import InputError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+MODEL_CONFIG = "config.json"
 
 _PREFIX = "base_model.model."
 _FACTORS = re.compile(r"(?P<module>.+)\.lora_(?P<which>embedding_A|embedding_B|A|B)(\.default)?(\.weight)?")
@@ -126,6 +129,8 @@ class Adapter:
             tensors[name] = _merged_info(name, base.tensors.get(name), weights.tensors[stored])
         self._tensors = tensors
         self._own_files = _sizes_beside(folder)
+        self._config, grown = _config_of_grown(base, tensors)
+        self.notes += grown
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -138,14 +143,22 @@ class Adapter:
         return self.base.shards if self._tensors == self.base.tensors else ()
 
     @property
+    def own_shards(self) -> Sequence[Shard]:
+        """The adapter's own weights file."""
+        return self._weights.shards
+
+    @property
     def carried(self) -> Mapping[str, int]:
         """Sizes of the files that are not weights."""
-        return MappingProxyType({**self.base.carried, **self._own_files})
+        sizes = {**self.base.carried, **self._own_files}
+        if self._config is not None:
+            sizes[MODEL_CONFIG] = len(self._config)
+        return MappingProxyType(sizes)
 
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """The base's config.json."""
-        return self.base.config
+        """The base's config.json, with the merged model's vocabulary size."""
+        return self.base.config if self._config is None else json.loads(self._config)
 
     @property
     def tied(self) -> bool:
@@ -175,15 +188,15 @@ class Adapter:
         if update is not None:
             left, right = self._factors(update, start, stop, working)
             _add_product(merged, left, right, working(update.scale))
-        rounded = _round(merged, info)
-        finite = np.isfinite(rounded)
+        result = rounded(merged, info.dtype)
+        finite = np.isfinite(result)
         lost = 0 if finite.all() else int(np.count_nonzero(np.isfinite(below) & ~finite))
         if lost:
             raise InputError(
                 f"{self.path}: {lost} merged values of {name!r} are not finite though the base's are; it "
                 f"holds NaN or {info.dtype} is too narrow for it"
             )
-        return rounded.view(info.bits_dtype)
+        return result.view(info.bits_dtype)
 
     def _factors(self, update: LowRankUpdate, start: int, stop: int, working: type) -> tuple[Any, Any]:
         """The factors of rows start:stop as ``[rows, r]`` and ``[r, columns]`` arrays."""
@@ -206,6 +219,8 @@ class Adapter:
 
     def read_carried(self, name: str) -> bytes:
         """All bytes of one carried file."""
+        if name == MODEL_CONFIG and self._config is not None:
+            return self._config
         if name in self._own_files:
             return (self._folder / name).read_bytes()
         return self.base.read_carried(name)
@@ -238,26 +253,6 @@ def _add_product(merged, left, right, scale):
             merged[i, j] += scale * product[j]
 
 
-def _round(values: np.ndarray, info: TensorInfo) -> np.ndarray:
-    """Round once, to nearest even, to the type of the tensor."""
-    with np.errstate(over="ignore"):
-        narrow = values.dtype == np.float64 and info.dtype not in ("F16", "F32", "F64")
-        return (_to_odd_float32(values) if narrow else values).astype(DTYPES[info.dtype])
-
-
-def _to_odd_float32(values: np.ndarray) -> np.ndarray:
-    """Round float64 to float32 towards zero, setting the last bit when inexact.
-
-    ml_dtypes converts float64 by way of float32, which would round twice; after rounding to odd the second
-    rounding is the only one that counts (Boldo and Melquiond, IEEE Trans. Computers 57(4), 2008).
-    """
-    nearest = values.astype(np.float32)
-    bits = nearest.view(np.uint32)
-    bits -= np.abs(nearest.astype(np.float64)) > np.abs(values)
-    bits |= bits.view(np.float32).astype(np.float64) != values
-    return np.where(np.isnan(values), np.float32(np.nan), bits.view(np.float32))
-
-
 def _merged_info(name: str, old: TensorInfo | None, stored: TensorInfo) -> TensorInfo:
     if old is None:
         return replace(stored, name=name)
@@ -269,7 +264,7 @@ def _merged_info(name: str, old: TensorInfo | None, stored: TensorInfo) -> Tenso
 
 def _sizes_beside(folder: Path) -> dict[str, int]:
     """Tokenizer and template files saved with the adapter; its own description is not the model's."""
-    skipped = (CONFIG_FILE, "config.json", "trainer_state.json")
+    skipped = (CONFIG_FILE, MODEL_CONFIG, MARKER, "trainer_state.json")
     return {
         entry.name: entry.stat().st_size
         for entry in sorted(folder.iterdir())
@@ -277,7 +272,34 @@ def _sizes_beside(folder: Path) -> dict[str, int]:
         and entry.name not in skipped
         and entry.suffix in (".json", ".txt", ".jinja", ".model")
         and not entry.name.startswith(".")
+        and not entry.name.endswith(".index.json")
     }
+
+
+def _config_of_grown(base: Source, tensors: Mapping[str, TensorInfo]) -> tuple[bytes | None, tuple[str, ...]]:
+    """config.json for an embedding that the adapter resized, and what to say of it; None where it stays.
+
+    transformers refuses weights whose embedding has other rows than ``vocab_size`` says.
+    """
+    if base.config is None or MODEL_CONFIG not in base.carried:
+        return None, ()
+    config = dict(base.config)
+    nested = config.get("text_config")
+    parts = [config]
+    if isinstance(nested, dict):
+        config["text_config"] = dict(nested)
+        parts.append(config["text_config"])
+    notes = []
+    for name, old in base.tensors.items():
+        new = tensors[name]
+        if name.endswith(_EMBEDDINGS) and new.rows != old.rows:
+            for part in parts:
+                if part.get("vocab_size") == old.rows:
+                    part["vocab_size"] = new.rows
+                    notes.append(
+                        f"vocab_size in config.json becomes {new.rows} instead of {old.rows}, the rows of {name!r}"
+                    )
+    return (json.dumps(config, indent=2).encode() + b"\n", tuple(notes)) if notes else (None, ())
 
 
 # --- opening -------------------------------------------------------------------------------------------

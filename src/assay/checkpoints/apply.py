@@ -17,7 +17,7 @@ from assay.checkpoints.encode import read_base_rows
 from assay.checkpoints.engine import ordered
 from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import TensorInfo
-from assay.checkpoints.io import Source, open_checkpoint, refuse_quantised
+from assay.checkpoints.io import Source, open_checkpoint, refuse_no_model, refuse_quantised
 from assay.checkpoints.journal import Journal
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, require_space
 from assay.checkpoints.plan import LOSSY
@@ -111,6 +111,7 @@ def _apply(
     dry_run: bool,
     progress: Progress,
 ) -> ApplyReport:
+    refuse_no_model(base)
     refuse_quantised(base)
     check_base_layout(base, patch)
     folder = bool(patch.plan.get("folder"))
@@ -120,10 +121,17 @@ def _apply(
     writer = CheckpointWriter(target, layouts, folder=folder, index=index, keep=True)
     _check_tensors(writer.tensors, patch)
     require_space(target, writer.bytes_out)
+    for _ in carried_files(base, patch) if folder else ():
+        pass  # a file that is missing or another is found before the work
     if dry_run:
         return ApplyReport(target, writer.bytes_out, len(writer.tensors), dry_run=True)
     patch.check_payload()
-    identity = {"verb": "apply", "delta": patch.id, "base": patch.base, "at": str(base.path)}
+    identity = {
+        "verb": "apply",
+        "delta": [patch.id, patch.plan_id],
+        "base": patch.base,
+        "at": str(base.path),
+    }
     with Journal.open(target, identity) as journal, writer:
         done = [name for name in writer.tensors if name in journal.done and writer.mark_written(name)]
         todo = [name for name in writer.tensors if name not in done]
@@ -138,7 +146,8 @@ def _apply(
                 journal.record(name, True)
             position += writer.tensors[name].nbytes
         if folder:
-            write_carried(base, patch, writer)
+            for name, data in carried_files(base, patch):
+                writer.write_file(name, data)
         progress(total, total, "done")
     journal.discard()
     return ApplyReport(target, writer.bytes_out, len(writer.tensors))
@@ -169,29 +178,21 @@ def check_base_layout(base: Source, patch: Delta) -> None:
 
 def output_files(patch: Delta, target: Path) -> list[FileLayout]:
     """The output's files with their headers, which the delta carries."""
-    files = patch.plan.get("files")
-    if not isinstance(files, list) or not files:
-        raise InputError(f"{patch.path}: the plan names no output file")
-    layouts = []
-    for number, file in enumerate(files):
-        if (
-            not isinstance(file, dict)
-            or type(file.get("bytes")) is not int
-            or file["bytes"] > MAX_HEADER_BYTES
-        ):
-            raise InputError(f"{patch.path}: the plan's output file {number} is malformed")
-        name = str(file.get("name")) if patch.plan.get("folder") else target.name
-        layouts.append(FileLayout(name, patch.inflated(f"assay.header.{number}", file["bytes"])))
-    return layouts
+    folder = bool(patch.plan.get("folder"))
+    return [
+        FileLayout(
+            file["name"] if folder else target.name,
+            patch.inflated(f"assay.header.{number}", min(file["bytes"], MAX_HEADER_BYTES)),
+        )
+        for number, file in enumerate(patch.plan["files"])
+    ]
 
 
 def _index(patch: Delta) -> tuple[str, bytes] | None:
-    index = patch.plan.get("index")
+    index = patch.plan["index"]
     if index is None:
         return None
-    if not isinstance(index, dict) or type(index.get("bytes")) is not int:
-        raise InputError(f"{patch.path}: the plan's index is malformed")
-    return str(index.get("name")), patch.inflated(INDEX, min(index["bytes"], MAX_HEADER_BYTES))
+    return index["name"], patch.inflated(INDEX, min(index["bytes"], MAX_HEADER_BYTES))
 
 
 def _check_tensors(tensors: Mapping[str, TensorInfo], patch: Delta) -> None:
@@ -211,13 +212,8 @@ def _tasks(base: Source, patch: Delta, names: list[str]) -> Iterator[ApplyTask]:
 
 def tensor_tasks(base: Source, patch: Delta, name: str) -> Iterator[ApplyTask]:
     """The tasks that give one tensor of the output."""
-    record = patch.records[name]
-    source = record
-    if record["treatment"] == "alias":
-        source = patch.records.get(str(record.get("of")), record)
-        if source["treatment"] in ("alias", "absent") or source["shape"] != record["shape"]:
-            raise InputError(f"{patch.path} is damaged: {name!r} repeats a tensor that it cannot repeat")
-    shape = record["shape"]
+    source = patch.source(name)
+    shape = source["shape"]
     rows, columns = (shape[0] if shape else 1), int(np.prod(shape[1:], dtype=np.int64))
     blocks = list(block_rows(rows, columns, source.get("base_rows")))
     if source["treatment"] != "unchanged" and len(blocks) != patch.blocks(source["name"]):
@@ -302,11 +298,15 @@ def check_base_digest(base: Source, patch: Delta, name: str, checks: list[bytes]
         )
 
 
-def write_carried(base: Source, patch: Delta, writer: CheckpointWriter) -> None:
-    """Write every non-weight file of the fine-tuned folder, from the delta or from a base that has the same."""
-    lines = patch.plan.get("carried", [])
-    for number, line in enumerate(lines if isinstance(lines, list) else []):
-        name, size = str(line.get("name")), line.get("bytes")
+def carried_files(base: Source, patch: Delta) -> Iterator[tuple[str, bytes]]:
+    """Every non-weight file of the fine-tuned folder, from the delta or from a base that has the same.
+
+    Raises:
+        InputError: the base lacks one.
+        RejectedError: one is not what was packed.
+    """
+    for number, line in enumerate(patch.plan["carried"]):
+        name = line["name"]
         if line.get("from") == "base":
             if name not in base.carried:
                 raise InputError(
@@ -314,12 +314,12 @@ def write_carried(base: Source, patch: Delta, writer: CheckpointWriter) -> None:
                 )
             data = base.read_carried(name)
         else:
-            data = patch.inflated(f"assay.carried.{number}", size if type(size) is int else 0)
+            data = patch.inflated(f"assay.carried.{number}", line["bytes"])
         if hashlib.sha256(data).hexdigest() != line.get("sha256"):
             raise RejectedError(
                 f"the carried file {name!r} does not have the digest it was packed with; find the right base"
             )
-        writer.write_file(name, data)
+        yield name, data
 
 
 def write_carried_base(base: Source, writer: CheckpointWriter) -> None:

@@ -121,6 +121,7 @@ class TensorSums:
 
 
 def plan_record(plan: TensorPlan, treatment: str, sums: TensorSums) -> dict[str, Any]:
+    """The tensor's record in the plan (docs/reference/delta-format.md)."""
     record: dict[str, Any] = {
         "name": plan.name,
         "dtype": plan.info.dtype,
@@ -150,15 +151,20 @@ def plan_record(plan: TensorPlan, treatment: str, sums: TensorSums) -> dict[str,
 
 
 def alias_key(plan: TensorPlan, sums: TensorSums) -> list[str]:
-    """What two tied tensors have in common; empty for tensors that cannot be tied."""
+    """What two tied tensors have in common; empty for tensors that cannot be tied.
+
+    The treatment is part of it: a tensor that is kept exactly must not repeat one that loses something.
+    """
     if plan.base is None or plan.base.dtype != plan.info.dtype or len(plan.info.shape) < 2:
         return []
     content = (delta.quick_digest(side) for side in (sums.finetuned_checks, sums.checks))
-    return [plan.info.dtype, str(plan.info.shape), *content]
+    return [plan.treatment, plan.info.dtype, str(plan.info.shape), str(plan.base_rows), *content]
 
 
 def alias_of(entry: dict[str, Any], original: str) -> dict[str, Any]:
-    plan = {k: entry["plan"][k] for k in ("name", "dtype", "shape", "check") if k in entry["plan"]}
+    """The entry of a tensor that repeats `original`: it has no payload and loses nothing of its own."""
+    shared = ("name", "dtype", "shape", "check", "base_rows")
+    plan = {k: entry["plan"][k] for k in shared if k in entry["plan"]}
     record = entry["certificate"]
     if record is not None:
         record = {k: record[k] for k in ("name", "dtype", "shape", "finetuned", "base") if k in record}

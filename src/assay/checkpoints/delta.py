@@ -15,7 +15,8 @@ from typing import Any
 
 import xxhash
 
-from assay.checkpoints.io import Checkpoint, Source, open_checkpoint
+from assay.checkpoints.header import DTYPES
+from assay.checkpoints.io import MAX_CARRIED_BYTES, Checkpoint, Source, is_plain_file_name, open_checkpoint
 from assay.core.certificate import Certificate, canonical
 from assay.core.errors import InputError, RejectedError
 
@@ -95,6 +96,7 @@ class Delta:
         plan: the decoded plan.
         records: the plan's tensor records by name.
         id: sha256 of the payload.
+        plan_id: sha256 of the plan as it is stored.
         base: the base's quick fingerprint.
     """
 
@@ -104,16 +106,28 @@ class Delta:
         metadata = {} if self._file.is_folder else self._file.shards[0].metadata
         if metadata.get("format") != FORMAT:
             raise InputError(
-                f"{self.path} is no assay delta; make one with 'assay pack FINETUNED --base BASE -o {FORMAT}'"
+                f"{self.path} is no assay delta; make one with 'assay pack FINETUNED --base BASE -o DELTA'"
             )
         if metadata.get("version", "").partition(".")[0] != VERSION.partition(".")[0]:
             raise InputError(
                 f"{self.path} is a delta of version {metadata.get('version')}; this assay reads {VERSION}"
             )
         self.id, self.base = metadata.get("id", ""), metadata.get("base", "")
+        self.plan_id = self._plan_digest(metadata.get("plan"))
         self.plan = self._json(PLAN, MAX_PLAN_BYTES)
         self.records = self._checked_records()
+        self._check_files()
         self._offsets = {name: self._block_offsets(record) for name, record in self.records.items()}
+
+    def _plan_digest(self, stated: str | None) -> str:
+        if PLAN not in self._file.tensors:
+            raise InputError(f"{self.path} lacks {PLAN!r}, so it is no whole delta")
+        found = hashlib.sha256(self._file.read_bytes(PLAN)).hexdigest()
+        if stated not in (None, found):
+            raise RejectedError(
+                f"{self.path} is damaged: its plan does not have the digest it was sealed with"
+            )
+        return found
 
     def _json(self, name: str, limit: int) -> dict[str, Any]:
         try:
@@ -133,18 +147,28 @@ class Delta:
             good = (
                 isinstance(record.get("name"), str)
                 and record.get("treatment") in TREATMENTS
-                and isinstance(record.get("dtype"), str)
+                and record.get("dtype") in DTYPES
                 and isinstance(shape, list)
                 and all(type(n) is int and 0 <= n < 1 << 48 for n in shape)
             )
-            if not good:
+            if not good or not _reads_its_base(record):
                 raise InputError(
                     f"{self.path}: the plan's record of {str(record.get('name'))[:80]!r} is malformed"
                 )
         by_name = {r["name"]: r for r in records}
         if len(by_name) != len(records):
             raise InputError(f"{self.path}: the plan names a tensor twice")
+        for record in records:
+            if record["treatment"] == "alias" and not _can_repeat(record, by_name.get(str(record.get("of")))):
+                raise InputError(
+                    f"{self.path} is damaged: {record['name']!r} repeats a tensor that it cannot repeat"
+                )
         return by_name
+
+    def source(self, name: str) -> dict[str, Any]:
+        """The record that says how a tensor is made: its own, or that of the tensor it repeats."""
+        record = self.records[name]
+        return self.records[record["of"]] if record["treatment"] == "alias" else record
 
     def _block_offsets(self, record: Mapping[str, Any]) -> list[int]:
         lengths = record.get("blocks", [])
@@ -159,6 +183,26 @@ class Delta:
                 f"{self.path}: the payload of {record['name']!r} does not have the length of its blocks"
             )
         return offsets
+
+    def _check_files(self) -> None:
+        """Names and sizes of the output's files, which decide where and what is written."""
+        files, index, carried = (self.plan.get(key) for key in ("files", "index", "carried"))
+        if not isinstance(files, list) or not files:
+            raise InputError(f"{self.path}: the plan names no output file")
+        if not isinstance(carried, list) or not isinstance(index, dict | None):
+            raise InputError(f"{self.path}: the plan's index or its carried files are malformed")
+        for entry in [*files, *([] if index is None else [index]), *carried]:
+            good = (
+                isinstance(entry, dict)
+                and isinstance(entry.get("name"), str)
+                and type(entry.get("bytes")) is int
+                and 0 <= entry["bytes"] <= MAX_CARRIED_BYTES
+            )
+            if not good or not all(map(is_plain_file_name, entry["name"].split("/"))):
+                name = entry.get("name") if isinstance(entry, dict) else entry
+                raise InputError(f"{self.path}: the plan's output file {str(name)[:80]!r} is malformed")
+        if not self.plan.get("folder") and (len(files) != 1 or index is not None):
+            raise InputError(f"{self.path}: the plan puts {len(files)} files into one")
 
     def inflated(self, name: str, limit: int) -> bytes:
         """The content of one of the ``assay.*`` tensors."""
@@ -220,6 +264,25 @@ class Delta:
         return Delta, (self.path,)
 
 
+def _reads_its_base(record: Mapping[str, Any]) -> bool:
+    """Whether a record says which part of which base tensor it reads, as its treatment demands."""
+    rows, known = record.get("base_rows"), record.get("check")
+    if rows is not None and not (record["shape"] and type(rows) is int and 0 <= rows <= record["shape"][0]):
+        return False
+    if record.get("base_dtype", record["dtype"]) not in DTYPES:
+        return False
+    return isinstance(known, str) or (
+        known is None and rows is None and record["treatment"] in ("exact", "absent")
+    )
+
+
+def _can_repeat(record: Mapping[str, Any], source: Mapping[str, Any] | None) -> bool:
+    """Whether a tensor can be the same as another one of the plan."""
+    if source is None or source["treatment"] in ("alias", "absent"):
+        return False
+    return all(source.get(key) == record.get(key) for key in ("dtype", "base_dtype", "shape", "base_rows"))
+
+
 def is_delta(path: str | os.PathLike[str]) -> bool:
     """Whether the file says that it is a delta."""
     try:
@@ -230,9 +293,10 @@ def is_delta(path: str | os.PathLike[str]) -> bool:
         return not checkpoint.is_folder and checkpoint.shards[0].metadata.get("format") == FORMAT
 
 
-def metadata(payload_id: str, base: str) -> dict[str, str]:
-    """The ``__metadata__`` of a delta."""
-    return {"format": FORMAT, "version": VERSION, "id": payload_id, "base": base}
+def metadata(payload_id: str, plan: bytes, base: str) -> dict[str, str]:
+    """The ``__metadata__`` of a delta; `plan` is the plan as it is stored."""
+    plan_id = hashlib.sha256(plan).hexdigest()
+    return {"format": FORMAT, "version": VERSION, "id": payload_id, "plan": plan_id, "base": base}
 
 
 def encode_plan(plan: Mapping[str, Any]) -> bytes:

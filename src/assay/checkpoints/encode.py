@@ -13,7 +13,7 @@ import xxhash
 
 from assay.checkpoints import codec
 from assay.checkpoints.delta import block_rows
-from assay.checkpoints.header import DTYPES, TensorInfo
+from assay.checkpoints.header import DTYPES, TensorInfo, rounded
 from assay.checkpoints.io import ReadBuffer, Source, tensor_sha256
 from assay.checkpoints.plan import LOSSY, TensorPlan
 from assay.missions.dare.algorithm.masks import derandomise
@@ -99,8 +99,7 @@ def read_base_rows(
     bits = base.read_rows(old.name, start, stop, buffer)
     check = xxhash.xxh3_128_digest(bits.data)
     if old.dtype != new.dtype:
-        with np.errstate(over="ignore", invalid="ignore"):
-            bits = bits.view(DTYPES[old.dtype]).astype(DTYPES[new.dtype]).view(new.bits_dtype)
+        bits = rounded(bits.view(DTYPES[old.dtype]), new.dtype).view(new.bits_dtype)
     return bits, check
 
 

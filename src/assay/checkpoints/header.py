@@ -56,6 +56,30 @@ _BLOCK_SCALED_DTYPES = frozenset({"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0"})
 _BITS: Mapping[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 
 
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Values of a type of :data:`DTYPES`, rounded once, to nearest even, to another of them.
+
+    >>> float(rounded(np.array([1 + 2.0**-8 + 2.0**-40]), "BF16")[0])
+    1.0078125
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = values.dtype == np.float64 and dtype not in ("F16", "F32", "F64")
+        return (to_odd_float32(values) if narrow else values).astype(DTYPES[dtype])
+
+
+def to_odd_float32(values: np.ndarray) -> np.ndarray:
+    """Round float64 to float32 towards zero, setting the last bit when inexact.
+
+    ml_dtypes converts float64 by way of float32, which would round twice; after rounding to odd the second
+    rounding is the only one that counts (Boldo and Melquiond, IEEE Trans. Computers 57(4), 2008).
+    """
+    nearest = values.astype(np.float32)
+    bits = nearest.view(np.uint32)
+    bits -= np.abs(nearest.astype(np.float64)) > np.abs(values)
+    bits |= bits.view(np.float32).astype(np.float64) != values
+    return np.where(np.isnan(values), np.float32(np.nan), bits.view(np.float32))
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Where one tensor lies and how to read it.

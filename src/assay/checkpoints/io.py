@@ -36,6 +36,8 @@ from assay.core.errors import InputError
 
 #: the file that marks a model folder written by assay
 MARKER = "assay.json"
+#: why a file is not carried along, where nobody would miss it
+HIDDEN, MARKS = "hidden", "marks an output of assay"
 MAX_OPEN_FILES = 16
 MAX_CARRIED_BYTES = 256 * 2**20
 MAX_JSON_BYTES = MAX_HEADER_BYTES
@@ -556,7 +558,7 @@ def _parse_index(raw: bytes, path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{path} has no weight_map from tensor names to files; download it again")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not _is_plain_file_name(file) or not file.endswith(".safetensors"):
+        if not isinstance(file, str) or not is_plain_file_name(file) or not file.endswith(".safetensors"):
             raise InputError(
                 f"{path} places tensor {name[:80]!r} in {str(file)[:80]!r}, which is not the plain name of a "
                 "safetensors file in the same folder; correct the index"
@@ -564,8 +566,15 @@ def _parse_index(raw: bytes, path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _is_plain_file_name(file: str) -> bool:
-    return bool(file) and not file.startswith(".") and not re.search(r"[/\\:\x00-\x1f\x7f]", file)
+def is_plain_file_name(file: str) -> bool:
+    """Whether a name that comes from a file names something inside one folder, and nothing hidden.
+
+    >>> is_plain_file_name("model.safetensors"), is_plain_file_name("../model.safetensors")
+    (True, False)
+    """
+    return (
+        bool(file) and not file.startswith(".") and not re.search(r"[/\\:\x00-\x1f\x7f\ud800-\udfff]", file)
+    )
 
 
 def _check_index(index: Path, weight_map: Mapping[str, str], shards: Sequence[Shard]) -> None:
@@ -598,7 +607,7 @@ def _sort_other_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, int
     ignored: dict[str, str] = {}
     for name in names:
         path = folder / name
-        if path.is_dir() and not name.startswith("."):
+        if path.is_dir() and is_plain_file_name(name):
             inside = sorted(os.listdir(path))
             if any(_reason_to_ignore(path / entry) is not None for entry in inside):
                 ignored[name] = "subfolder that holds more than small files"
@@ -616,9 +625,11 @@ def _sort_other_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, int
 def _reason_to_ignore(path: Path) -> str | None:
     suffix = path.suffix.lower()
     if path.name.startswith("."):
-        return "hidden"
+        return HIDDEN
+    if not is_plain_file_name(path.name):
+        return "a name that not every system allows"
     if path.name == MARKER:
-        return "marks an output of assay"
+        return MARKS
     if path.is_dir():
         return "subfolder"
     if not path.is_file():
@@ -733,6 +744,20 @@ def refuse_quantised(checkpoint: Source) -> None:
             weight = name.removesuffix(companion) + owner
             if name.endswith(companion) and weight in checkpoint.tensors:
                 raise InputError(f"{checkpoint.path} is quantised ({name!r} scales {weight!r}); {way_out}")
+
+
+def refuse_no_model(checkpoint: Source) -> None:
+    """Refuse a file of assay's own, a delta or moments, where a model is asked for.
+
+    Raises:
+        InputError: what it is, and what is done with it.
+    """
+    for shard in checkpoint.shards:
+        kind = shard.metadata.get("format", "")
+        if kind.startswith("assay-"):
+            raise InputError(
+                f"{checkpoint.path} is an {kind} file, not a model; a delta becomes one by 'assay apply BASE DELTA'"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,18 @@ from assay.checkpoints.calibrate import Moments, collect_moments, load_moments
 from assay.checkpoints.encode import difference, read_base_rows
 from assay.checkpoints.energies import Energies, load_energies
 from assay.checkpoints.factors import Factors
-from assay.checkpoints.header import TensorInfo, build_header
-from assay.checkpoints.io import Source, compare_layouts, open_checkpoint, refuse_quantised
+from assay.checkpoints.header import DTYPES, TensorInfo, build_header
+from assay.checkpoints.io import (
+    HIDDEN,
+    MARKS,
+    Layout,
+    Source,
+    compare_layouts,
+    open_checkpoint,
+    refuse_no_model,
+    refuse_quantised,
+    row_blocks,
+)
 from assay.checkpoints.keep import KeepPlan, Planner
 from assay.checkpoints.language import read_texts
 from assay.checkpoints.plan import (
@@ -47,7 +57,10 @@ _CONTAINER_BYTES, _HEADER_BYTES, _CERTIFIED_BYTES = 1024, 185, 350
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Both sides, the plans and the moments; with energies, what they predict, and the tensors that have none."""
+    """Both sides, the plans, the moments, and what the user should know of the sides.
+
+    With energies, also what they predict, and the tensors that have none.
+    """
 
     base: Any
     finetuned: Any
@@ -56,6 +69,7 @@ class Job:
     absent: tuple[TensorInfo, ...]
     moments: Moments | None
     moments_name: str
+    notes: tuple[str, ...] = ()
     keep: KeepPlan | None = None
     energies_name: str = "none"
     without_energies: tuple[str, ...] = ()
@@ -95,15 +109,18 @@ def open_job(
     energies: str | os.PathLike[str] | None = None,
 ) -> Job:
     base_source = open_checkpoint(base)
+    refuse_no_model(base_source)
     refuse_quantised(base_source)
     tuned: Any = open_adapter(finetuned, base_source) if is_adapter(finetuned) else open_checkpoint(finetuned)
+    refuse_no_model(tuned)
     refuse_quantised(tuned)
     layout = compare_layouts(base_source, tuned)
-    for name in tuned.tensors:
-        if name.startswith(delta.PREFIX):
-            raise InputError(
-                f"{tuned.path} has a tensor called {name!r}; rename it: 'assay.*' is taken in a delta"
-            )
+    for side in (tuned, base_source):
+        for name in side.tensors:
+            if name.startswith(delta.PREFIX):
+                raise InputError(
+                    f"{side.path} has a tensor called {name!r}; rename it: 'assay.*' is taken in a delta"
+                )
     plans = plan_tensors(base_source, tuned, layout, settings)
     measured, name = _moments(finetuned, calibration, moments)
     if measured is not None:
@@ -116,7 +133,9 @@ def open_job(
         tuple(base_source.tensors[n] for n in layout.missing),
         measured,
         name,
+        tuple(_notes(tuned, layout)),
     )
+    _refuse_nonfinite(job)
     if settings.planned and energies is None:
         raise InputError(
             "keep maps other than 'uniform', a drift and a size are planned by energies: make them with 'assay calibrate', "
@@ -144,6 +163,41 @@ def open_job(
                 f"diagonal was kept; calibrate with a larger diagonal_above, or use --rescale dare"
             )
     return job
+
+
+def _notes(finetuned: Any, layout: Layout) -> Iterator[str]:
+    """What the two sides are that the user may not know."""
+    if layout.hint is not None:
+        yield layout.hint
+    if isinstance(finetuned, Adapter):
+        yield from finetuned.notes
+        return
+    left = {file: why for file, why in finetuned.ignored.items() if why not in (HIDDEN, MARKS)}
+    if left:
+        file, why = next(iter(left.items()))
+        number = "a file" if len(left) == 1 else f"{len(left)} files"
+        yield f"{number} of {finetuned.path} will be missing from the output, {file!r} among them ({why})"
+
+
+def _refuse_nonfinite(job: Job) -> None:
+    """NaN or infinity in what would be copied exactly though nobody asked for it: norms, biases, new tensors.
+
+    The tensors that lose something are looked at while they are encoded.
+    """
+    for plan in job.plans:
+        info = plan.info
+        copied = plan.treatment == "exact" or len(info.shape) < 2
+        if job.settings.lossless or not info.is_float or not copied or job.settings.excludes(info.name):
+            continue
+        for start, stop in row_blocks(info, 1 << 22):
+            bits = job.finetuned.read_rows(info.name, start, stop)
+            bad = ~np.isfinite(bits.view(DTYPES[info.dtype])).reshape(-1)
+            if bad.any():
+                first = start * info.columns + int(bad.argmax())
+                raise InputError(
+                    f"tensor {info.name!r} of {job.finetuned.path} holds NaN or infinity (the first at index {first}); "
+                    f"repair the tensor, or keep it exactly with --exclude {info.name!r}"
+                )
 
 
 def _moments(
@@ -309,7 +363,11 @@ def identity_of(job: Job, tails: str, certified: bool) -> dict[str, Any]:
     """All that determines the output, cheap to compute: a journal of another identity is started over."""
 
     def source(side: Any) -> list[Any]:
-        return [[s.file, s.size, s.modified_ns, hashlib.sha256(s.header).hexdigest()] for s in side.shards]
+        own = side.own_shards if isinstance(side, Adapter) else ()
+        return [
+            [s.file, s.size, s.modified_ns, hashlib.sha256(s.header).hexdigest()]
+            for s in (*side.shards, *own)
+        ]
 
     settings = {f.name: str(getattr(job.settings, f.name)) for f in dataclasses.fields(job.settings)}
     return {
@@ -317,6 +375,7 @@ def identity_of(job: Job, tails: str, certified: bool) -> dict[str, Any]:
         "version": delta.VERSION,
         "base": [str(job.base.path), source(job.base)],
         "finetuned": [str(job.finetuned.path), source(job.finetuned)],
+        "updates": str(sorted(job.finetuned.updates.items())) if isinstance(job.finetuned, Adapter) else "",
         "settings": settings,
         "moments": job.moments_name,
         "energies": job.energies_name,

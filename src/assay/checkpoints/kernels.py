@@ -437,19 +437,17 @@ def add_bfloat16(bits, index, value):
     Entries whose value is 0 keep their bits.  Returns the number of finite entries that became infinite.
     """
     overflow = 0
-    for e in range(index.size):
-        if value[e] == 0:
-            continue
-        old = float_of(bits[index[e]])
-        total = old + value[e]
-        if np.isnan(total):
-            bits[index[e]] = np.uint16(0x7FC0)
-            continue
+    for e in range(index.size):  # without branches: a zero is too frequent for a guess to pay
+        i = np.uint32(index[e])  # unsigned: no look for negative indices
+        old = bits[i]
+        total = float_of(old) + value[e]
         wide = bits_of(total)
         odd = np.uint32((wide >> np.uint32(16)) & np.uint32(1))
         new = np.uint16(np.uint32(wide + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-        overflow += np.int64(np.isfinite(old) and not np.isfinite(float_of(new)))
-        bits[index[e]] = new
+        new = new if total == total else np.uint16(0x7FC0)
+        new = new if value[e] != 0 else old
+        overflow += np.int64(abs(float_of(old)) < np.inf) & np.int64(abs(float_of(new)) == np.inf)
+        bits[i] = new
     return overflow
 
 

@@ -215,7 +215,7 @@ def mask_of_words(_: Any, words: Any, at: Any, last: Any) -> Any:
 @intrinsic
 def float_of(_: Any, bits: Any) -> Any:
     """The float with these bits: uint16 is bfloat16, uint32 float32, uint64 float64."""
-    target = FLOAT_OF_BITS[bits]
+    target: Any = FLOAT_OF_BITS[bits]
 
     def generate(context: Any, builder: Builder, _: Any, args: Any) -> Value:
         (value,) = args
@@ -229,7 +229,7 @@ def float_of(_: Any, bits: Any) -> Any:
 @intrinsic
 def bits_of(_: Any, value: Any) -> Any:
     """The bits of a float32 or float64."""
-    target = {types.float32: types.uint32, types.float64: types.uint64}[value]
+    target: Any = {types.float32: types.uint32, types.float64: types.uint64}[value]
 
     def generate(context: Any, builder: Builder, _: Any, args: Any) -> Value:
         return builder.bitcast(args[0], context.get_value_type(target))

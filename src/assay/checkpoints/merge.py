@@ -16,11 +16,11 @@ from assay.checkpoints.apply import check_base_digest, check_base_layout, scheme
 from assay.checkpoints.delta import Delta, block_rows
 from assay.checkpoints.encode import difference, read_base_rows
 from assay.checkpoints.engine import ordered
-from assay.checkpoints.header import DTYPES, TensorInfo
-from assay.checkpoints.io import Source, open_checkpoint, refuse_quantised
+from assay.checkpoints.header import DTYPES, TensorInfo, rounded
+from assay.checkpoints.io import Source, open_checkpoint, refuse_no_model, refuse_quantised
 from assay.checkpoints.journal import Journal
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, require_space
-from assay.core.errors import InputError, UnknownIdError
+from assay.core.errors import InputError, RejectedError, UnknownIdError
 
 Progress = Callable[[int, int, str], None]
 METHODS = ("linear", "ties")
@@ -36,7 +36,8 @@ class MergeReport:
     Attributes:
         out, bytes_out, tensors: the model written.
         expected: variance of the merged output error, sum of weight^2 times each delta's certified variance,
-            and its bias bound; None for TIES, or where a delta carries no certificate.
+            and its bias bound, before the sum is rounded to the model's type; None for TIES, and where a delta
+            carries no certificate, has chosen masks, or was certified for other inputs than the rest.
         warnings: sentences that the user should read.
         dry_run: nothing was written.
     """
@@ -119,7 +120,7 @@ def merge(
         raise InputError(f"the density {density} is outside (0, 1]; it is the share of a delta that is kept")
     with open_checkpoint(base) as source:
         opened = [(Delta(path), weight) for path, weight in zip(deltas, given, strict=True)]
-        opened.sort(key=lambda pair: (pair[0].id, pair[1]))
+        opened.sort(key=lambda pair: (pair[0].id, pair[0].plan_id, pair[1]))
         patches, ordered_weights = (tuple(column) for column in zip(*opened, strict=True))
         try:
             return _merge(
@@ -144,6 +145,7 @@ def _merge(
     dry_run: bool,
     progress: Progress,
 ) -> MergeReport:
+    refuse_no_model(base)
     refuse_quantised(base)
     for patch in patches:
         check_base_layout(base, patch)
@@ -168,7 +170,7 @@ def _merge(
     identity = {
         "verb": "merge",
         "base": [str(base.path), patches[0].base],
-        "deltas": [patch.id for patch in patches],
+        "deltas": [[patch.id, patch.plan_id] for patch in patches],
         "settings": [method, float(density).hex(), *(w.hex() for w in weights)],
     }
     with Journal.open(target, identity) as journal, writer:
@@ -199,23 +201,34 @@ def _refuse_conflicts(base: Source, patch: Delta) -> None:
                 f"{patch.path} has {record['shape'][0]} rows in {name!r} and the base {record['base_rows']}: merging would "
                 f"have to drop the added ones; apply that delta by itself"
             )
-        if record["treatment"] == "exact" and name in base.tensors and len(record["shape"]) > 0:
+        if record["treatment"] == "exact" and name in base.tensors and math.prod(record["shape"]) > 1:
             raise InputError(
                 f"{patch.path} replaces {name!r} whole, which cannot be averaged; apply that delta by itself"
             )
 
 
 def _expected(patches: Sequence[Delta], weights: Sequence[float]) -> dict[str, float] | None:
-    """Independent masks: variances add with squared weights, biases at most in norm."""
+    """Independent masks: variances add with squared weights, biases at most in norm.
+
+    None where that says nothing: a delta without a certificate, a mask that was chosen and so has no variance, or
+    errors that were weighed by different inputs.
+    """
     variance = bias = 0.0
+    moments = set()
     for patch, weight in zip(patches, weights, strict=True):
         certificate = patch.certificate
-        if certificate is None:
+        if certificate is None or any(r["treatment"] == "masked" for r in patch.records.values()):
             return None
-        totals = certificate.document["totals"]
-        variance += weight**2 * float.fromhex(totals["variance"])
-        bias += abs(weight) * math.sqrt(float.fromhex(totals["bias_square"]))
-    return {"variance": variance, "bias_at_most": bias}
+        try:
+            totals = certificate.document["totals"]
+            moments.add(certificate.document["settings"]["moments"])
+            variance += weight**2 * float.fromhex(totals["variance"])
+            bias += abs(weight) * math.sqrt(float.fromhex(totals["bias_square"]))
+        except (KeyError, TypeError, ValueError):
+            raise RejectedError(
+                f"the certificate in {patch.path} lacks what a pack's must have; 'assay verify {patch.path}' says more"
+            ) from None
+    return {"variance": variance, "bias_at_most": bias} if len(moments) == 1 else None
 
 
 def _warnings(base: Source, patches: Sequence[Delta]) -> Iterator[str]:
@@ -268,10 +281,15 @@ def _integers(task: MergeTask, bits: np.ndarray) -> np.ndarray:
 
 
 def _exact_rows(task: MergeTask, patch: Delta, bits: np.ndarray) -> np.ndarray:
-    record = patch.records.get(task.info.name)
-    if record is None or record["treatment"] != "lossless":
+    if task.info.name not in patch.records:
         return bits
-    return codec.decode_lossless(patch.block(task.info.name, task.block), bits)
+    source = patch.source(task.info.name)
+    if source["treatment"] == "exact":
+        payload = patch.block(source["name"], task.block)
+        return codec.decode_exact(payload, bits.dtype, bits.size).reshape(bits.shape)
+    if source["treatment"] != "lossless":
+        return bits
+    return codec.decode_lossless(patch.block(source["name"], task.block), bits)
 
 
 def _weighted_sum(task: MergeTask, bits: np.ndarray) -> Sparse:
@@ -312,23 +330,22 @@ def _trim(row: np.ndarray, density: float) -> None:
 
 def _decoded(task: MergeTask, patch: Delta, bits: np.ndarray) -> np.ndarray | Sparse | None:
     """One delta's block: survivors as positions and values, a dense difference, or None for no change."""
-    record = patch.records.get(task.info.name)
-    if record is None or record["treatment"] in ("unchanged", "absent"):
+    if task.info.name not in patch.records:
         return None
-    source = patch.records[record["of"]] if record["treatment"] == "alias" else record
-    if source["treatment"] == "unchanged":
+    source = patch.source(task.info.name)
+    if source["treatment"] in ("unchanged", "absent"):
         return None
     payload = patch.block(source["name"], task.block)
-    if source["treatment"] == "exact":  # a scalar: every other tensor of the base is coded against it
-        return difference(
-            bits, codec.decode_exact(payload, bits.dtype, bits.size).reshape(bits.shape), source["dtype"]
-        )
-    if source["treatment"] == "lossless":
+    # exact is a scalar here: all else that the base has is coded against it
+    if source["treatment"] in ("exact", "lossless"):
         rows = bits
-        if source.get("base_dtype"):
-            rows = bits.view(DTYPES[task.info.dtype]).astype(DTYPES[source["dtype"]])
+        if source["dtype"] != task.info.dtype:
+            rows = rounded(bits.view(DTYPES[task.info.dtype]), source["dtype"])
             rows = rows.view(f"<u{rows.itemsize}")
-        return difference(rows, codec.decode_lossless(payload, rows), source["dtype"])
+        if source["treatment"] == "lossless":
+            return difference(rows, codec.decode_lossless(payload, rows), source["dtype"])
+        new = codec.decode_exact(payload, rows.dtype, rows.size).reshape(rows.shape)
+        return difference(rows, new, source["dtype"])
     return codec.decode_block(payload, task.start * task.info.columns, bits.size, scheme_of(patch, source))
 
 

@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,7 +29,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from assay.checkpoints.header import LENGTH_BYTES, TensorInfo, parse_header, strict_json
-from assay.checkpoints.io import MARKER, read_shard
+from assay.checkpoints.io import MARKER, is_plain_file_name, read_shard
 from assay.core.errors import AssayError, InputError
 
 Data: TypeAlias = bytes | bytearray | memoryview | np.ndarray
@@ -89,6 +89,10 @@ def check_output(
     if not place.parent.is_dir():
         raise InputError(
             f"{place} cannot be written: the folder {place.parent} does not exist; create it first"
+        )
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise InputError(
+            f"{place} cannot be written: the folder {place.parent} is read-only; choose another place"
         )
     real = Path(os.path.realpath(place))
     for given in map(Path, inputs):
@@ -550,11 +554,14 @@ class CheckpointWriter:
         if not folder and len(files) != 1:
             raise ValueError("a file has one layout; pass folder=True for several")
         self.out = Path(out)
-        self.tensors: Mapping[str, TensorInfo] = _lay_out(files)
+        self.tensors: Mapping[str, TensorInfo] = _lay_out(files, folder)
         self._files = tuple(files)
         self._index = index
         self._target: AtomicFile | AtomicFolder = (AtomicFolder if folder else AtomicFile)(out, keep=keep)
-        self._taken = {MARKER, *(layout.file for layout in files), *([index[0]] if index else [])}
+        self._taken = {MARKER, *(layout.file for layout in files)}
+        if index is not None:
+            _require_plain(index[0], self._taken)
+            self._taken.add(index[0])
         self._written: dict[str, list[tuple[int, int]]] = {name: [] for name in self.tensors}
         self._cursors: dict[str, int] = dict.fromkeys(self.tensors, 0)
         self._kept: set[int] = set()
@@ -699,18 +706,18 @@ class CheckpointWriter:
         self._target.__exit__(kind, error, trace)
 
 
-def _lay_out(files: Sequence[FileLayout]) -> dict[str, TensorInfo]:
+def _require_plain(name: str, taken: Container[str]) -> None:
+    """Refuse a file name that leaves its folder or is given twice: names come from files."""
+    if not is_plain_file_name(name) or name in taken:
+        raise InputError(f"{name[:80]!r} cannot name a file of the output; give plain, different names")
+
+
+def _lay_out(files: Sequence[FileLayout], folder: bool) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     names: set[str] = set()
     for number, layout in enumerate(files):
-        if (
-            layout.file in names
-            or layout.file != PurePosixPath(layout.file).name
-            or layout.file in ("", "..")
-        ):
-            raise InputError(
-                f"{layout.file[:80]!r} cannot name a file of the output; give plain, different names"
-            )
+        if folder:
+            _require_plain(layout.file, names)
         names.add(layout.file)
         for info in parse_header(layout.header, file=layout.file, shard=number).tensors:
             if info.name in tensors:

@@ -20,6 +20,7 @@ import numpy as np
 
 from assay.checkpoints import certificate as certificates
 from assay.checkpoints import delta
+from assay.checkpoints.adapters import Adapter
 from assay.checkpoints.collect import TensorSums, alias_key, alias_of, plan_record
 from assay.checkpoints.encode import (
     DigestTask,
@@ -36,7 +37,7 @@ from assay.checkpoints.io import fingerprint, tensor_sha256
 from assay.checkpoints.job import Job, delta_ratio, identity_of, open_job, output_layout, refuse_retrained
 from assay.checkpoints.journal import Journal, PartialData
 from assay.checkpoints.keep import KeepPlan
-from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, require_space
+from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, disk_errors, require_space
 from assay.checkpoints.plan import LOSSY, Settings, TensorPlan
 from assay.core.certificate import Certificate
 from assay.core.errors import InputError
@@ -127,7 +128,8 @@ def pack(
             the outputs, first order, and the next three may be used.
         keep_map, max_drift, max_size: see `Settings`; a drift or a size takes the place of `drop`.
         tails: bound computed for each tensor's largest output: ``ks``, ``chernoff`` or ``lattice``.
-        certificate: also write the certificate to this path; False issues none, and saves hashing.
+        certificate: True puts the certificate into the delta; a path also writes it there; False issues none,
+            and saves hashing.
         workers, engine: where the work runs; the output does not depend on them.
         overwrite: allow replacing a file that assay did not write.
         force: pack a pair that is no fine-tune.
@@ -140,14 +142,19 @@ def pack(
         MissingExtraError: calibration without the extra ``torch``, engine ``ray`` without the extra ``ray``.
     """
     settings = Settings(
-        drop, rescale, mask, bits, coding, lossless, seed, tuple(include), tuple(exclude), Fraction(gamma),
+        drop, rescale, mask, bits, coding, lossless, seed, tuple(include), tuple(exclude), gamma,
         keep_map, max_drift, max_size,
     )  # fmt: skip
     if tails not in ("ks", "chernoff", "lattice"):
         raise InputError(f"the tail bound {tails!r} is none of ks, chernoff, lattice")
     job = open_job(finetuned, base, settings, calibration, moments, energies)
     try:
-        target = check_output(out, inputs=[finetuned, base], overwrite=overwrite)
+        inputs = [finetuned, base, *(path for path in (calibration, moments, energies) if path is not None)]
+        target = check_output(out, inputs=[*inputs, *_files(job)], overwrite=overwrite)
+        if not isinstance(certificate, bool):
+            check_output(certificate, inputs=[*inputs, *_files(job)], overwrite=overwrite)
+            if os.path.realpath(certificate) == os.path.realpath(target):
+                raise InputError(f"the certificate and the delta cannot both be {target}; name another file")
         ratio = delta_ratio(job)
         if not force:
             refuse_retrained(job, ratio)
@@ -155,6 +162,12 @@ def pack(
             return _pack(job, sink, target, ratio, tails, certificate, workers, engine, progress or _silent)
     finally:
         job.close()
+
+
+def _files(job: Job) -> list[Path]:
+    """Every weights file that is read, whatever it was opened by."""
+    own = job.finetuned.own_shards if isinstance(job.finetuned, Adapter) else ()
+    return [shard.path for shard in (*job.base.shards, *job.finetuned.shards, *own)]
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -262,7 +275,10 @@ def _largest_size(job: Job) -> int:
             continue
         kept = plan.info.count * plan.threshold / (1 << 32)
         per_entry = kept * plan.bits / 8 + (2 * plan.info.count / plan.span if plan.bits < 16 else 0)
-        size += int(1.05 * per_entry + (plan.info.count / 8 if plan.treatment == "masked" else 0)) + 4096
+        added = (plan.info.rows - plan.base_rows) * plan.info.columns * plan.info.itemsize
+        size += (
+            int(1.05 * per_entry + (plan.info.count / 8 if plan.treatment == "masked" else 0)) + added + 4096
+        )
     return size + sum(job.finetuned.carried.values())
 
 
@@ -342,7 +358,7 @@ def _collect(
         kept=sums.kept,
         facts=facts,
         calibrated=job.calibrated(plan),
-        gamma=job.settings.gamma,
+        gamma=Fraction(job.settings.gamma),
         more_tails=more,
         guarantee=sums.guarantee,
     )
@@ -411,7 +427,7 @@ def _finish(
             records,
             _subjects(job, records, payload_id, sum(size for _, size in payload)),
             seed=job.settings.seed,
-            gamma=job.settings.gamma,
+            gamma=Fraction(job.settings.gamma),
             moments=job.moments_name,
         )
     head = [(delta.PLAN, delta.encode_plan(plan))]
@@ -422,7 +438,7 @@ def _finish(
     header = build_header(
         [(name, "U8", (len(data),)) for name, data in head]
         + [(name, "U8", (size,)) for name, size in payload if size],
-        delta.metadata(payload_id, delta.quick_fingerprint(checks)),
+        delta.metadata(payload_id, head[0][1], delta.quick_fingerprint(checks)),
     )
     size = 8 + len(header) + sum(len(data) for _, data in head) + sum(size for _, size in payload)
     if sink.journal is not None:
@@ -432,7 +448,8 @@ def _finish(
                 writer.append(name, data)
             _copy(sink.journal.data, payload, writer)
         if sealed is not None and not isinstance(certificate, bool):
-            sealed.save(Path(certificate))
+            with disk_errors(Path(certificate)):
+                sealed.save(Path(certificate))
         sink.journal.discard()
     return PackReport(
         target,
@@ -479,6 +496,7 @@ def _subjects(
 
 
 def _warnings(job: Job, entries: Sequence[Mapping[str, Any]], size: int) -> Iterator[str]:
+    yield from job.notes
     if job.settings.max_size is not None and size > job.settings.max_size:
         yield f"the delta has {size} bytes, more than the {job.settings.max_size} asked for: sizes are estimated; ask for less"
     if job.without_energies:

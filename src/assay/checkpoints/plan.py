@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from assay.checkpoints.codec import DTYPES
 from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import TensorInfo
 from assay.checkpoints.io import Layout, Source
@@ -71,14 +72,14 @@ class Settings:
     seed: int = 0
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    gamma: Fraction = Fraction(1, 100)
+    gamma: float | Fraction = Fraction(1, 100)
     keep_map: str = "uniform"
     max_drift: float | None = None
     max_size: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.drop_prob, float) and not math.isfinite(self.drop_prob):
-            raise InputError(f"the drop probability {self.drop_prob} is no number in [0, 1]")
+        if not _is_number(self.drop_prob):
+            raise InputError(f"the drop probability {self.drop_prob!r} is no number in [0, 1]")
         if not 0 <= self.drop_prob <= 1:
             raise InputError(
                 f"the drop probability {float(self.drop_prob):g} is outside [0, 1]; 0.9 drops nine entries in ten"
@@ -93,15 +94,16 @@ class Settings:
             raise InputError(f"the coding {self.coding!r} is none of {', '.join(CODINGS)}")
         if isinstance(self.rescale, str) and self.rescale not in ("dare", "optimal"):
             raise InputError(f"the rescale {self.rescale!r} is neither 'dare', 'optimal' nor a number")
-        if isinstance(self.rescale, float) and not (math.isfinite(self.rescale) and self.rescale > 0):
+        if not isinstance(self.rescale, str) and not (_is_number(self.rescale) and self.rescale > 0):
             raise InputError(
-                f"the rescale {self.rescale} must be a finite number > 0: survivors are divided by it"
+                f"the rescale {self.rescale!r} must be a finite number > 0: survivors are divided by it"
             )
-        if self.seed < 0:
-            raise InputError(f"the seed {self.seed} must be an integer >= 0")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise InputError(f"the seed {self.seed!r} must be an integer >= 0")
         self._check_budget()
-        if not 0 < self.gamma < 1:
-            raise InputError(f"the miss probability {float(self.gamma):g} must lie strictly between 0 and 1")
+        if not _is_number(self.gamma) or not 0 < self.gamma < 1:
+            raise InputError(f"the miss probability {self.gamma!r} must lie strictly between 0 and 1")
+        object.__setattr__(self, "gamma", Fraction(self.gamma))
         if self.rescale == "dare" and self.threshold == 0 and not self.lossless:
             # Everything is dropped and nothing survives to be rescaled: apply gives the base back.
             object.__setattr__(self, "rescale", 1.0)
@@ -111,9 +113,9 @@ class Settings:
             raise InputError(f"the keep map {self.keep_map!r} is none of {', '.join(KEEP_MAPS)}")
         if self.max_drift is not None and self.max_size is not None:
             raise InputError("give a drift or a size to stay within, not both")
-        if self.max_drift is not None and not (math.isfinite(self.max_drift) and self.max_drift > 0):
+        if self.max_drift is not None and not (_is_number(self.max_drift) and self.max_drift > 0):
             raise InputError(f"the drift {self.max_drift} must be a finite number above 0")
-        if self.max_size is not None and self.max_size < 1:
+        if self.max_size is not None and not (_is_number(self.max_size) and self.max_size >= 1):
             raise InputError(f"a delta of {self.max_size} bytes cannot be; give a size above 0")
         if self.planned and (self.mask != "random" or self.rescale != "dare" or self.lossless):
             raise InputError(
@@ -135,10 +137,19 @@ class Settings:
         """
         return round((1 - Fraction(self.drop_prob)) * KEEP_ONE)
 
+    def excludes(self, name: str) -> bool:
+        """Whether the user asked that this tensor be kept exactly."""
+        return _matches(name, self.exclude)
+
     @property
     def span(self) -> int:
         """Entries that share one quantiser scale, so that about `GROUP` of them survive."""
         return span_of(self.threshold)
+
+
+def _is_number(value: object) -> bool:
+    """Whether this is a finite number whose value `Fraction` keeps exactly."""
+    return isinstance(value, int | float | Fraction) and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +198,9 @@ def plan_tensors(
 ) -> tuple[TensorPlan, ...]:
     """One plan for each tensor of the fine-tuned checkpoint, in file order.
 
-    Integer, boolean, scalar and new tensors are exact; tensors of one dimension (norm gains, biases) and
-    excluded ones are lossless; the rest is dropped, or all of it lossless where that was asked.
+    Scalar, empty and new tensors are exact; tensors of one dimension (norm gains, biases), excluded ones and
+    those of a type that the codec has no arithmetic for (integers, booleans, the FNUZ kinds of fp8) are lossless;
+    the rest is dropped, or all of it lossless where that was asked.
 
     Raises:
         InputError: a pattern matches no tensor.
@@ -201,7 +213,7 @@ def plan_tensors(
 def _plan(base: TensorInfo | None, info: TensorInfo, settings: Settings) -> TensorPlan:
     if base is None or not info.shape or not info.count:
         return TensorPlan(info, "exact", None)
-    if settings.lossless or not info.is_float or not _loses(info, settings):
+    if settings.lossless or info.dtype not in DTYPES or not _loses(info, settings):
         return TensorPlan(info, "lossless", base)
     rescale: float | None
     if settings.rescale == "dare":
@@ -220,7 +232,7 @@ def _plan(base: TensorInfo | None, info: TensorInfo, settings: Settings) -> Tens
 
 
 def _loses(info: TensorInfo, settings: Settings) -> bool:
-    if _matches(info.name, settings.exclude):
+    if settings.excludes(info.name):
         return False
     return _matches(info.name, settings.include) if settings.include else len(info.shape) >= 2
 
