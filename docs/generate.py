@@ -28,6 +28,7 @@ PACKAGES = (
     "assay.audits",
     "assay.checkpoints",
     "assay.checkpoints.calibrate",
+    "assay.checkpoints.energies",
     "assay.missions.dare",
     "assay.core.instance",
     "assay.core.replay",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from assay_verify import floats, philox
 from assay_verify.codec import Scheme, Survivors
+from assay_verify.factors import ONE, kearns_saul
 from assay_verify.outcome import Rejected
 
 __all__ = ["Sums", "add_zigzag", "measure"]
@@ -30,6 +31,8 @@ class Sums:
         realised: sum (d - v)^2; None without the payload.
         fourth: sum d^4.
         step_fourth: sum h^4.
+        spread, sub_gaussian: with factors, k the keep probability of an entry, sum (d^2 (1-k) + V)/k and
+            sum (Phi d^2/2 + h^2/4)/k^2.
     """
 
     energy: float
@@ -38,6 +41,8 @@ class Sums:
     realised: float | None
     fourth: float
     step_fourth: float
+    spread: float | None = None
+    sub_gaussian: float | None = None
 
 
 def measure(
@@ -56,12 +61,19 @@ def measure(
     """
     delta = floats.difference(base, finetuned, dtype)
     words = philox.words(scheme.key, start, len(delta))
+    thresholds = None if scheme.factors is None else scheme.factors.thresholds(start, len(delta))
     if stored is not None and stored.positions is not None:
         kept = stored.positions
+    elif thresholds is not None:
+        kept = [i for i, (word, t) in enumerate(zip(words, thresholds, strict=True)) if word < t]
     else:
         kept = [i for i, word in enumerate(words) if word < scheme.threshold]
+    chances, rescales = [float(scheme.chances)] * len(kept), [scheme.rescale] * len(kept)
+    if thresholds is not None:
+        chances = [float(thresholds[i]) for i in kept]
+        rescales = [t / ONE for t in chances]
     quantise = _quantise if scheme.levels else _round
-    steps, variances, scales, codes = quantise(delta, words, kept, scheme)
+    steps, variances, scales, codes = quantise(delta, words, kept, chances, scheme)
     error: list[float] | None = None
     if stored is not None:
         if stored.kept != len(kept):
@@ -71,13 +83,16 @@ def measure(
         if stored.codes != codes:
             raise Rejected("the codes of a block are not those that seed and differences give")
         error = list(delta)
-        for i, value in zip(kept, _values(kept, scales, codes, scheme), strict=True):
+        for i, value in zip(kept, _values(kept, scales, codes, rescales, scheme), strict=True):
             error[i] -= value
     rows = []
     for row in range(0, len(delta), columns):
         part = slice(row, row + columns)
         squares = [d * d for d in delta[part]]
         grid = [h * h for h in steps[part]]
+        more: tuple[float, ...] = ()
+        if thresholds is not None:
+            more = _factored_sums(squares, variances[part], grid, thresholds[part])
         rows.append(
             Sums(
                 math.fsum(squares),
@@ -86,9 +101,22 @@ def measure(
                 None if error is None else math.fsum(e * e for e in error[part]),
                 math.fsum(s * s for s in squares),
                 math.fsum(g * g for g in grid),
+                *more,
             )
         )
     return len(kept), rows
+
+
+def _factored_sums(
+    squares: Sequence[float], variances: Sequence[float], grid: Sequence[float], thresholds: Sequence[int]
+) -> tuple[float, float]:
+    """`spread` and `sub_gaussian` of one row."""
+    spreads, proxies = [], []
+    for square, variance, step_square, threshold in zip(squares, variances, grid, thresholds, strict=True):
+        keep = threshold / ONE
+        spreads.append((square * (1 - keep) + variance) / keep)
+        proxies.append((kearns_saul(threshold) * square / 2 + step_square / 4) / (keep * keep))
+    return math.fsum(spreads), math.fsum(proxies)
 
 
 def add_zigzag(base: bytes, zigzag: bytes, width: int) -> bytes:
@@ -104,10 +132,14 @@ def add_zigzag(base: bytes, zigzag: bytes, width: int) -> bytes:
 
 
 def _quantise(
-    delta: Sequence[float], words: Sequence[int], kept: Sequence[int], scheme: Scheme
+    delta: Sequence[float],
+    words: Sequence[int],
+    kept: Sequence[int],
+    chances: Sequence[float],
+    scheme: Scheme,
 ) -> tuple[list[float], list[float], list[int], list[int]]:
     """Steps, variances, scales and codes on a grid of `levels` steps up to the largest of each span."""
-    levels, chances = scheme.levels, float(scheme.chances)
+    levels = scheme.levels
     steps: list[float] = []
     variances: list[float] = []
     scales: list[int] = []
@@ -125,19 +157,22 @@ def _quantise(
             steps.append(step)
             variances.append(theta * (1 - theta) * (step * step))
     codes = []
-    for i in kept:
+    for i, ways in zip(kept, chances, strict=True):
         a = abs(delta[i]) * inverses[i // scheme.span]
         level = math.floor(a)
-        level = min(level + (words[i] < (a - level) * chances), levels)
+        level = min(level + (words[i] < (a - level) * ways), levels)
         codes.append(level if delta[i] >= 0 else -level)
     return steps, variances, scales, codes
 
 
 def _round(
-    delta: Sequence[float], words: Sequence[int], kept: Sequence[int], scheme: Scheme
+    delta: Sequence[float],
+    words: Sequence[int],
+    kept: Sequence[int],
+    chances: Sequence[float],
+    scheme: Scheme,
 ) -> tuple[list[float], list[float], list[int], list[int]]:
     """Steps, variances and codes of stochastic rounding to bfloat16; there are no scales."""
-    chances = float(scheme.chances)
     lows, steps, variances = [], [], []
     for x in delta:
         low, high = floats.neighbours(abs(x))
@@ -146,21 +181,27 @@ def _round(
         steps.append(above - below)
         variances.append((above - abs(x)) * (abs(x) - below))
     codes = []
-    for i in kept:
+    for i, ways in zip(kept, chances, strict=True):
         low, high, below, above = lows[i]
-        bits = high if words[i] * (above - below) < (abs(delta[i]) - below) * chances else low
+        bits = high if words[i] * (above - below) < (abs(delta[i]) - below) * ways else low
         codes.append(bits | 0x8000 if delta[i] < 0 and bits else bits)
     return steps, variances, [], codes
 
 
 def _values(
-    kept: Sequence[int], scales: Sequence[int], codes: Sequence[int], scheme: Scheme
+    kept: Sequence[int],
+    scales: Sequence[int],
+    codes: Sequence[int],
+    rescales: Sequence[float],
+    scheme: Scheme,
 ) -> Sequence[float]:
     """The decoded values of the survivors, as float32."""
     if not scheme.levels:
-        return floats.to_single([floats.bfloat16(code) / scheme.rescale for code in codes])
-    divisor = scheme.levels * scheme.rescale
+        return floats.to_single([floats.bfloat16(code) / q for code, q in zip(codes, rescales, strict=True)])
     decoded = [floats.bfloat16(bits) for bits in scales]
     return floats.to_single(
-        [code * decoded[i // scheme.span] / divisor for i, code in zip(kept, codes, strict=True)]
+        [
+            code * decoded[i // scheme.span] / (scheme.levels * q)
+            for i, code, q in zip(kept, codes, rescales, strict=True)
+        ]
     )

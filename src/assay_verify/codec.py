@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from assay_verify.factors import Factors
 from assay_verify.outcome import Rejected, Unsupported
 
 __all__ = [
@@ -39,7 +40,10 @@ _STREAM = struct.Struct("<BI")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How the survivors of a tensor are drawn and coded: the fields of its record, and its Philox key."""
+    """How the survivors of a tensor are drawn and coded: the fields of its record, and its Philox key.
+
+    With `factors` the thresholds differ by row and column; threshold and rescale then play no part.
+    """
 
     bits: int
     threshold: int
@@ -47,6 +51,7 @@ class Scheme:
     span: int
     key: tuple[int, int]
     stored_mask: bool
+    factors: Factors | None = None
 
     @property
     def levels(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay_verify import factors
 from assay_verify.canonical import MAX_BYTES, array, digest, integer, mapping, name_of, parse, text
 from assay_verify.outcome import Misuse, Rejected, Report, Unsupported
 from assay_verify.tensors import MAX_HEADER, PIECE, Tensor, is_plain_name, is_shape, open_file, parse_header
@@ -24,8 +25,8 @@ FORMAT = "assay-delta"
 MAJOR = 1
 PLAN, CERTIFICATE, INDEX = "assay.plan", "assay.certificate", "assay.index"
 MAX_CARRIED = 1 << 40
-TREATMENTS = ("dropped", "masked", "lossless", "exact", "unchanged", "alias", "absent")
-PAYLOAD = ("dropped", "masked", "lossless", "exact")  # treatments that may have a payload
+TREATMENTS = ("dropped", "masked", "factored", "lossless", "exact", "unchanged", "alias", "absent")
+PAYLOAD = ("dropped", "masked", "factored", "lossless", "exact")  # treatments that may have a payload
 SHARED = ("name", "dtype", "shape", "treatment", "threshold", "rescale", "bits", "span")
 """Fields that plan and certificate have in common."""
 
@@ -239,6 +240,8 @@ def check_against(delta: Delta, document: Mapping[str, Any], report: Report) -> 
         for key in SHARED:
             if plan.get(key) != record.get(key):
                 raise Rejected(f"tensor {plan['name'][:60]!r}: plan and certificate differ in {key!r}")
+        if plan["treatment"] == "factored" and factors.digest_of(plan) != record["factors"]:
+            raise Rejected(f"tensor {plan['name'][:60]!r}: the plan's factors are not the certified ones")
     report.checked.append(
         f"the delta: container, plan, carried files and payload ({size} bytes), as certified"
     )

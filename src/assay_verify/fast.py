@@ -11,6 +11,7 @@ from typing import Any
 from assay_verify import floats
 from assay_verify.blocks import Sums
 from assay_verify.codec import Scheme, Survivors
+from assay_verify.factors import ONE, Factors, kearns_saul
 from assay_verify.outcome import Rejected
 
 try:
@@ -42,12 +43,17 @@ def measure(
         raise Rejected("a difference of the two checkpoints is not finite, so no delta can code it")
     delta = delta.astype(np.float64)
     words = _words(scheme.key, start, delta.size)
+    thresholds = None if scheme.factors is None else _thresholds(scheme.factors, start, delta.size)
     if stored is not None and stored.positions is not None:
         kept = np.array(stored.positions, np.int64)
     else:
-        kept = np.flatnonzero(words < scheme.threshold)
+        kept = np.flatnonzero(words < (scheme.threshold if thresholds is None else thresholds))
+    chances, rescales = float(scheme.chances), scheme.rescale
+    if thresholds is not None:
+        chances = thresholds[kept].astype(np.float64)
+        rescales = chances / ONE
     quantise = _quantise if scheme.levels else _round
-    steps, variances, scales, codes = quantise(delta, words[kept], kept, scheme)
+    steps, variances, scales, codes = quantise(delta, words[kept], kept, chances, scheme)
     error = None
     if stored is not None:
         if stored.kept != kept.size:
@@ -57,7 +63,7 @@ def measure(
         if not np.array_equal(stored.codes, codes):
             raise Rejected("the codes of a block are not those that seed and differences give")
         error = delta.copy()
-        error[kept] -= _values(kept, scales, codes, scheme)
+        error[kept] -= _values(kept, scales, codes, rescales, scheme)
     squares, grid = delta * delta, steps * steps
     table = [
         _row_sums(squares, columns),
@@ -67,6 +73,12 @@ def measure(
         _row_sums(squares * squares, columns),
         _row_sums(grid * grid, columns),
     ]
+    if thresholds is not None and scheme.factors is not None:
+        keep = thresholds / ONE
+        values, places = np.unique(thresholds, return_inverse=True)
+        phis = np.array([kearns_saul(int(value)) for value in values])[places]
+        table.append(_row_sums((squares * (1 - keep) + variances) / keep, columns))
+        table.append(_row_sums((phis * squares / 2 + grid / 4) / (keep * keep), columns))
     return int(kept.size), [Sums(*row) for row in zip(*table, strict=True)]
 
 
@@ -74,6 +86,15 @@ def add_zigzag(base: bytes, zigzag: bytes, width: int) -> bytes:
     """See `assay_verify.blocks.add_zigzag`."""
     old, z = (np.frombuffer(data, f"<u{width}") for data in (base, zigzag))
     return bytes((old + ((z >> 1) ^ (0 - (z & 1)))).astype(f"<u{width}").tobytes())
+
+
+def _thresholds(factors: Factors, start: int, count: int) -> Array:
+    """Thresholds of the elements of a block, as uint64."""
+    width = len(factors.columns)
+    first = start // max(1, width)
+    rows = np.array(factors.rows[first : first + count // max(1, width)], np.int64)
+    table = np.array(factors.table, np.uint64)
+    return table[rows[:, None], np.array(factors.columns, np.int64)[None, :]].reshape(-1)
 
 
 def _row_sums(values: Array, columns: int) -> list[float]:
@@ -117,8 +138,10 @@ def _neighbours(x: Array) -> tuple[Array, Array]:
     return low, low + (_bfloat16(low) < x)
 
 
-def _quantise(delta: Array, words: Array, kept: Array, scheme: Scheme) -> tuple[Array, Array, Array, Array]:
-    levels, chances = scheme.levels, float(scheme.chances)
+def _quantise(
+    delta: Array, words: Array, kept: Array, chances: Any, scheme: Scheme
+) -> tuple[Array, Array, Array, Array]:
+    levels = scheme.levels
     size = np.abs(delta)
     _, scales = _neighbours(np.maximum.reduceat(size, np.arange(0, size.size, scheme.span)))
     tops = _bfloat16(scales)
@@ -134,24 +157,26 @@ def _quantise(delta: Array, words: Array, kept: Array, scheme: Scheme) -> tuple[
     return steps, variances, scales, codes
 
 
-def _round(delta: Array, words: Array, kept: Array, scheme: Scheme) -> tuple[Array, Array, Array, Array]:
+def _round(
+    delta: Array, words: Array, kept: Array, chances: Any, scheme: Scheme
+) -> tuple[Array, Array, Array, Array]:
     size = np.abs(delta)
     low, high = _neighbours(size)
     below, above = _bfloat16(low), _bfloat16(high)
     steps = above - below
     variances = (above - size) * (size - below)
-    up = words * steps[kept] < (size[kept] - below[kept]) * float(scheme.chances)
+    up = words * steps[kept] < (size[kept] - below[kept]) * chances
     bits = np.where(up, high[kept], low[kept]).astype(np.int64)
     codes = np.where((delta[kept] < 0) & (bits > 0), bits | 0x8000, bits)
     return steps, variances, np.empty(0, np.int64), codes
 
 
-def _values(kept: Array, scales: Array, codes: Array, scheme: Scheme) -> Array:
+def _values(kept: Array, scales: Array, codes: Array, rescales: Any, scheme: Scheme) -> Array:
     if scheme.levels:
         tops = _bfloat16(scales)[kept // scheme.span]
-        values = codes * tops / (scheme.levels * scheme.rescale)
+        values = codes * tops / (scheme.levels * rescales)
     else:
-        values = _bfloat16(codes) / scheme.rescale
+        values = _bfloat16(codes) / rescales
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     if not np.isfinite(single).all():

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 EXACT_TREATMENTS = ("unchanged", "alias", "lossless", "exact", "absent")
-LOSSY_TREATMENTS = ("dropped", "masked")
+LOSSY_TREATMENTS = ("dropped", "masked", "factored")
 FACTS = (
     "energy",
     "quantiser_variance",
@@ -43,6 +43,15 @@ FACTS = (
     "delta_fourth",
     "step_fourth",
 )
+FACTORED_FACTS = (
+    "energy",
+    "variance",
+    "realised",
+    "row_proxy_max",
+    "row_proxy_sum",
+    "row_proxy_square_sum",
+)
+"""Of a tensor with keep thresholds by row and column."""
 BITS = (2, 3, 4, 8, 16)
 ONE = 1 << 32  # the threshold of keep probability 1
 MAX_ROUNDING = Fraction(1, 2**20)
@@ -70,7 +79,8 @@ class Settings:
 class Record:
     """One lossy tensor of a pack certificate, with its facts as exact rationals.
 
-    `signal` is None where only the diagonal of the inputs' second moment is known.
+    `signal` is None where only the diagonal of the inputs' second moment is known.  A factored tensor has no one
+    threshold and rescale: these are 0 and 1, and play no part.
     """
 
     name: str
@@ -203,6 +213,7 @@ def _check_digests(data: Mapping[str, Any], treatment: str, where: str) -> None:
         "lossless": {"base", "finetuned"},
         "dropped": {"base", "finetuned"},
         "masked": {"base", "finetuned"},
+        "factored": {"base", "finetuned"},
         "exact": {"finetuned"},
         "absent": {"base"},
     }.get(treatment, set())
@@ -217,12 +228,18 @@ def _check_digests(data: Mapping[str, Any], treatment: str, where: str) -> None:
 def _record(
     data: Mapping[str, Any], name: str, dtype: str, shape: tuple[int, ...], treatment: str, where: str
 ) -> Record:
-    rescale = exact.finite(exact.double(data.get("rescale"), f"{where}.rescale"), f"{where}.rescale")
+    factored = treatment == "factored"
+    rescale, threshold = Fraction(1), 0
+    if factored:
+        digest(data, "factors", where)
+    else:
+        rescale = exact.finite(exact.double(data.get("rescale"), f"{where}.rescale"), f"{where}.rescale")
+        threshold = integer(data, "threshold", where, 0, ONE)
     if rescale <= 0:
         raise Rejected(f"{where}.rescale must be positive")
     calibrated = choice(data, "moments", where, ("unit", "calibrated")) == "calibrated"
     facts = mapping(data, "facts", where)
-    values = {key: _fact(facts, key, where) for key in FACTS}
+    values = {key: _fact(facts, key, where) for key in (FACTORED_FACTS if factored else FACTS)}
     signal = None
     if not calibrated or facts.get("signal", "") is not None:
         signal = _fact(facts, "signal", where)
@@ -234,7 +251,7 @@ def _record(
         dtype,
         shape,
         treatment,
-        integer(data, "threshold", where, 0, ONE),
+        threshold,
         rescale,
         bits,
         integer(data, "span", where, 1),
@@ -263,19 +280,22 @@ def _check_facts(record: Record, settings: Settings) -> None:
     """Inequalities that hold between true facts, up to the rounding that the settings allow."""
     slack = 1 + 8 * settings.rounding + BELOW
     f, q, where = record.facts, record.rescale, quoted(record.name)
-    energy, variance = f["energy"], f["quantiser_variance"]
+    energy, factored = f["energy"], record.treatment == "factored"
     if record.calibrated and settings.moments == "unit":
         raise Rejected(f"{where} is calibrated, but settings.moments is 'unit'")
-    if record.signal is None and q != record.keep:
+    if record.signal is None and not factored and q != record.keep:
         raise Rejected(f"{where}: without a signal the rescale must be the keep probability")
     if not record.calibrated:
         assert record.signal is not None
         if record.signal > slack * energy or energy > slack * record.signal:
             raise Rejected(f"{where}: with unit moments signal and energy are the same sum, and they differ")
-    # H_i >= V_i: the variance of a quantiser is at most a quarter of its squared step.
-    phi = exact.kearns_saul(record.keep)
-    if f["row_proxy_sum"] * slack < (phi.low * energy / 2 + variance) / q**2:
-        raise Rejected(f"{where}: row_proxy_sum is below what energy and quantiser_variance imply")
+    # A variance is at most the sub-Gaussian proxy; that of a quantiser at most a quarter of its squared step.
+    if factored:
+        least = f["variance"]
+    else:
+        least = (exact.kearns_saul(record.keep).low * energy / 2 + f["quantiser_variance"]) / q**2
+    if f["row_proxy_sum"] * slack < least:
+        raise Rejected(f"{where}: row_proxy_sum is below what the energy and the variance imply")
     top, total, squares = f["row_proxy_max"], f["row_proxy_sum"], f["row_proxy_square_sum"]
     if (
         top > total * slack
@@ -285,6 +305,9 @@ def _check_facts(record: Record, settings: Settings) -> None:
         or total * total > record.rows * squares * slack
     ):
         raise Rejected(f"{where}: the max, sum and square sum of the row proxies contradict one another")
+    if factored:
+        return
+    variance = f["quantiser_variance"]
     fourth, steps = f["delta_fourth"], f["step_fourth"]
     if fourth > energy**2 * slack or energy**2 > record.count * fourth * slack:
         raise Rejected(f"{where}: delta_fourth and energy contradict one another")
@@ -300,6 +323,12 @@ def expectations(record: Record) -> dict[str, dict[str, Fraction | None]]:
 
     None stands for what cannot be known without the signal, and `optimal_rescale` of a signal of 0 is absent.
     """
+    if record.treatment == "factored":
+        variance = record.facts["variance"]
+        return {
+            "expected": {"bias_square": Fraction(0), "variance": variance, "mean_square": variance},
+            "alternatives": {**dict.fromkeys(ALTERNATIVES), "delete": record.signal},
+        }
     a, b, v = record.signal, record.facts["energy"], record.facts["quantiser_variance"]
     keep, q = record.keep, record.rescale
     noise = (1 - keep) * b + v
@@ -327,7 +356,11 @@ def _check_derived(record: Record) -> None:
         data = mapping(record.data, group, where)
         for key, value in values.items():
             _check_close(data, key, value, f"{where}.{group}")
-    if record.signal == 0 and record.data["alternatives"].get("optimal_rescale") != "inf":
+    if (
+        record.treatment != "factored"
+        and record.signal == 0
+        and record.data["alternatives"].get("optimal_rescale") != "inf"
+    ):
         raise Rejected(f"{where}.alternatives.optimal_rescale must be 'inf'")
 
 
@@ -395,6 +428,8 @@ def _check_tails(record: Record, settings: Settings) -> int:
     tails = array(record.data, "tails", where, dict)
     if record.treatment == "masked" and tails:
         raise Rejected(f"{where}: a mask that was chosen has no tails")
+    if record.treatment == "factored" and any(tail.get("what") == "realised" for tail in tails):
+        raise Unsupported(f"{where}: no rule for the realised error of thresholds by row and column")
     seen: set[tuple[Any, ...]] = set()
     foreign = 0
     for tail in tails:

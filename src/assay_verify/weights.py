@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from assay_verify import blocks, codec, exact, fast, floats, pack, philox
+from assay_verify import blocks, codec, exact, factors, fast, floats, pack, philox
 from assay_verify.blocks import Sums
 from assay_verify.delta import Delta
 from assay_verify.outcome import Rejected, Report
@@ -59,7 +59,14 @@ def check(document: Mapping[str, Any], report: Report, delta: Delta | None, side
     report.checked.append(f"weights read with {'numpy' if fast.AVAILABLE else 'the standard library'}")
     report.unchecked = [line for line in report.unchecked if not line.startswith("the facts")]
     calibrated = sum(r.calibrated for r in records.values())
-    known = len(records) - calibrated
+    hidden = 0
+    if delta is None:
+        hidden = sum(r.treatment == "factored" and not r.calibrated for r in records.values())
+        if hidden:
+            report.unchecked.append(
+                f"the facts of {hidden} factored tensors: their thresholds are in the delta, give delta=PATH"
+            )
+    known = len(records) - calibrated - hidden
     report.checked.append(f"the facts of {known} lossy tensors, from the checkpoints")
     if calibrated:
         report.unchecked.append(f"the facts of {calibrated} calibrated tensors: their moments are not given")
@@ -163,6 +170,11 @@ def _check_lossy(
 ) -> None:
     where = quoted(record.name)
     base_rows = _base_rows(base, finetuned, where)
+    made = None
+    if record.treatment == "factored":
+        if plan is None:
+            return  # the thresholds are in the delta's plan
+        made = factors.read(plan, _rows(finetuned), finetuned.columns, where)
     scheme = codec.Scheme(
         record.bits,
         record.threshold,
@@ -170,6 +182,7 @@ def _check_lossy(
         record.span,
         philox.key_for(settings.seed, record.name),
         record.treatment == "masked",
+        made,
     )
     payloads = iter(()) if delta is None or plan is None else delta.blocks(plan)
     if plan is not None and plan.get("base_rows", _rows(finetuned)) != base_rows:
@@ -205,25 +218,16 @@ def _check_lossy(
 
 def _compare(record: Record, settings: pack.Settings, rows: Sequence[Sums], *, realised: bool) -> None:
     """Compare the certified facts with the sums, within the rounding that both sides may have."""
-    q = record.rescale
-    phi = exact.kearns_saul(record.keep).high
-    proxies = [(phi * Fraction(r.energy) / 2 + Fraction(r.proxy)) / q**2 for r in rows]
-    energy, proxy = (_total(getattr(r, key) for r in rows) for key in ("energy", "proxy"))
-    found = {
-        "energy": energy,
-        "quantiser_variance": _total(r.variance for r in rows),
-        "row_proxy_max": max(proxies, default=Fraction(0)),
-        "row_proxy_sum": sum(proxies, Fraction(0)),
-        "row_proxy_square_sum": sum((v * v for v in proxies), Fraction(0)),
-        "delta_fourth": _total(r.fourth for r in rows),
-        "step_fourth": _total(r.step_fourth for r in rows),
-    }
+    found = _factored_facts(rows) if record.treatment == "factored" else _uniform_facts(record, rows)
     if realised:
         found["realised"] = _total(r.realised for r in rows if r.realised is not None)
     # A variance is h^2 th (1 - th): next to the grid it is a difference, whose rounding scales with h^2.
-    floor = {"quantiser_variance": proxy * OWN_ROUNDING}
+    floor = {
+        "quantiser_variance": _total(r.proxy for r in rows) * OWN_ROUNDING,
+        "variance": found["row_proxy_sum"] * OWN_ROUNDING,
+    }
     facts = {**record.facts, "signal": record.signal}
-    found["signal"] = energy
+    found["signal"] = found["energy"]
     for key, value in found.items():
         fact = facts[key]
         slack = (settings.rounding + OWN_ROUNDING) * value + floor.get(key, 0)
@@ -231,6 +235,32 @@ def _compare(record: Record, settings: pack.Settings, rows: Sequence[Sums], *, r
             raise Rejected(
                 f"{quoted(record.name)}: the fact {key} is not what the subjects give ({float(value):.9g})"
             )
+
+
+def _uniform_facts(record: Record, rows: Sequence[Sums]) -> dict[str, Fraction]:
+    q = record.rescale
+    phi = exact.kearns_saul(record.keep).high
+    proxies = [(phi * Fraction(r.energy) / 2 + Fraction(r.proxy)) / q**2 for r in rows]
+    return {
+        "energy": _total(r.energy for r in rows),
+        "quantiser_variance": _total(r.variance for r in rows),
+        "row_proxy_max": max(proxies, default=Fraction(0)),
+        "row_proxy_sum": sum(proxies, Fraction(0)),
+        "row_proxy_square_sum": sum((v * v for v in proxies), Fraction(0)),
+        "delta_fourth": _total(r.fourth for r in rows),
+        "step_fourth": _total(r.step_fourth for r in rows),
+    }
+
+
+def _factored_facts(rows: Sequence[Sums]) -> dict[str, Fraction]:
+    proxies = [Fraction(r.sub_gaussian or 0.0) for r in rows]
+    return {
+        "energy": _total(r.energy for r in rows),
+        "variance": _total(r.spread or 0.0 for r in rows),
+        "row_proxy_max": max(proxies, default=Fraction(0)),
+        "row_proxy_sum": sum(proxies, Fraction(0)),
+        "row_proxy_square_sum": sum((v * v for v in proxies), Fraction(0)),
+    }
 
 
 def _total(values: Iterator[float]) -> Fraction:

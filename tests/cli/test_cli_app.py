@@ -65,7 +65,7 @@ def test_every_verb_has_help_with_json_and_traceback(invoke, verb):
     ("arguments", "words"),
     [
         (["pck"], "did you mean 'pack'?"),
-        (["zzzzz"], "there are pack, apply"),
+        (["zzzzz"], "there are calibrate, plan, pack"),
         (["pack", "--drp", "0.9"], "did you mean '--drop'?"),
         (["pack", "x"], "missing option '--base'"),
         (["pack", "x", "--base", "y", "-o", "z", "--drop", "ninety"], "write 0.9 or 9/10"),

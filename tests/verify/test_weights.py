@@ -15,9 +15,10 @@ from safetensors.numpy import save_file
 
 from assay.checkpoints import codec as producer
 from assay.checkpoints.calibrate import Moments
+from assay.checkpoints.factors import Factors
 from assay.checkpoints.pack import pack
 from assay.numerics.philox import key_for
-from assay_verify import blocks, codec, fast, philox, subjects, weights
+from assay_verify import blocks, codec, factors, fast, philox, subjects, weights
 from assay_verify.outcome import Misuse, Rejected, Report, Unsupported
 
 NUMBERS = {
@@ -76,8 +77,56 @@ def test_blocks_decode_and_measure_as_they_were_coded(
     assert sum(r.fourth for r in sums) == pytest.approx(stats.delta_fourth, rel=1e-12)
     assert sum(r.step_fourth for r in sums) == pytest.approx(stats.step_fourth, rel=1e-12)
     for row, other in zip(sums, same, strict=True):
+        assert row.spread is other.spread is row.sub_gaussian is other.sub_gaussian is None
+        for name in blocks.Sums.__slots__[:-2]:
+            assert getattr(row, name) == pytest.approx(getattr(other, name), rel=1e-14, abs=1e-300)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F64"])
+@pytest.mark.parametrize("bits", [16, 4, 2])
+def test_thresholds_by_row_and_column_decode_and_measure_as_they_were_coded(dtype: str, bits: int) -> None:
+    rows, columns, start = 5, 37, 11 * 37
+    base, tuned = pair(dtype, rows, columns)
+    made = factored(16, columns)
+    key, raw = key_for(3, "w"), np.dtype(f"u{base.itemsize}")
+    scheme = producer.Scheme(bits, 0, 1.0, key, 50, factors=made)
+    block = producer.encode_block(base.view(raw), tuned.view(raw), dtype, start, scheme)
+    mine = codec.Scheme(bits, 0, 1.0, 50, key, False, factors.read(made.record(), 16, columns, "w"))
+    stored = codec.decode_survivors(block.payload, mine, rows * columns)
+    arguments = (base.tobytes(), tuned.tobytes(), dtype, columns, start, mine, stored)
+    kept, sums = blocks.measure(*arguments)
+    quick, same = fast.measure(*arguments)
+    stats = block.stats
+    assert 0 < kept == quick == stats.kept
+    assert stats.row_variance is not None
+    assert stats.row_proxy is not None
+    expected = zip(stats.row_energy, stats.row_realised, stats.row_variance, stats.row_proxy, strict=True)
+    for row, theirs in zip(sums, expected, strict=True):
+        ours = (row.energy, row.realised, row.spread, row.sub_gaussian)
+        assert ours == pytest.approx(theirs, rel=1e-11, abs=1e-17)
+    for row, other in zip(sums, same, strict=True):
         for name in blocks.Sums.__slots__:
             assert getattr(row, name) == pytest.approx(getattr(other, name), rel=1e-14, abs=1e-300)
+
+
+def factored(rows: int, columns: int) -> Factors:
+    draw = np.random.default_rng(8)
+    codes = (draw.integers(0, 16, n).astype(np.uint8) for n in (rows, columns))
+    return Factors(*codes, (2**32 - 1, 3_900_000_000), (3_000_000_000, 4_000_000_000), 32, 30_000_000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"row_codes": "0" * 15}, {"row_codes": "x" * 16}, {"column_codes": 5}, {"row_grid": [1]},
+        {"row_grid": [1, 2**32 + 1]}, {"column_grid": [2**32, 1]}, {"shift": 64}, {"floor": 0}, {"floor": "1"},
+    ],
+)  # fmt: skip
+def test_malformed_factors_are_rejected(change: dict[str, Any]) -> None:
+    record = factored(16, 4).record()
+    factors.read(record, 16, 4, "w")
+    with pytest.raises(Rejected):
+        factors.read(record | change, 16, 4, "w")
 
 
 @pytest.mark.parametrize("module", [blocks, fast])

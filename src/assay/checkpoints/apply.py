@@ -15,6 +15,7 @@ from assay.checkpoints import codec
 from assay.checkpoints.delta import INDEX, Delta, block_rows, quick_digest
 from assay.checkpoints.encode import read_base_rows
 from assay.checkpoints.engine import ordered
+from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import TensorInfo
 from assay.checkpoints.io import Source, open_checkpoint, refuse_no_model, refuse_quantised
 from assay.checkpoints.journal import Journal
@@ -249,14 +250,20 @@ def scheme_of(patch: Delta, record: Mapping[str, Any]) -> codec.Scheme:
     Raises:
         InputError: the plan's record is malformed.
     """
+    factors = None
+    if record["treatment"] == "factored":
+        shape = record["shape"]
+        columns = int(np.prod(shape[1:], dtype=np.int64))
+        factors = Factors.from_record(record, shape[0] if shape else 1, columns)
     try:
         return codec.Scheme(
             bits=int(record["bits"]),
-            threshold=int(record["threshold"]),
-            rescale=float.fromhex(record["rescale"]),
+            threshold=0 if factors else int(record["threshold"]),
+            rescale=1.0 if factors else float.fromhex(record["rescale"]),
             key=key_for(int(patch.plan["seed"]), record["name"]),
             span=int(record["span"]),
             stored_mask=record["treatment"] == "masked",
+            factors=factors,
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         raise InputError(f"{patch.path}: the plan's record of {record['name']!r} is malformed") from None

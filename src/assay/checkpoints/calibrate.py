@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from assay.checkpoints.header import LENGTH_BYTES, TensorInfo, build_header
-from assay.checkpoints.io import Checkpoint, fingerprint, open_checkpoint, tensor_sha256
+from assay.checkpoints.io import open_checkpoint
+from assay.checkpoints.language import (
+    batches,
+    checkpoint_fingerprint,
+    choose_texts,
+    digest_texts,
+    load_model,
+    stored_names,
+    token_limit,
+    tokenize,
+)
 from assay.core.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -36,9 +46,6 @@ if TYPE_CHECKING:
 
 FORMAT = "assay-moments"
 VERSION = "1"
-MIN_TOKENS = 32
-"""Calibration refuses fewer tokens than this: they say nothing about a layer."""
-
 _TOLERANCE = 1e-5
 _BLOCK_ROWS = 512
 _METADATA = ("rows", "axes", "model", "config", "texts")
@@ -245,7 +252,7 @@ def collect_moments(
         InputError: the model does not load offline or lacks weights; a text is empty; there are too few
             tokens; an activation is not finite (the message names the layer).
     """
-    chosen = _choose_texts(texts, max_samples)
+    chosen = choose_texts(texts, max_samples)
     for name, value in (("batch_size", batch_size), ("max_length", max_length)):
         if value < 1:
             raise InputError(f"{name} is {value}: it must be at least 1")
@@ -257,12 +264,12 @@ def collect_moments(
 
     folder = Path(model_dir)
     checkpoint = open_checkpoint(folder)
-    model, tokenizer = _load_model(folder)
-    encoded = _tokenize(tokenizer, chosen, _token_limit(max_length, tokenizer, model.config))
+    model, tokenizer = load_model(folder)
+    encoded = tokenize(tokenizer, chosen, token_limit(max_length, tokenizer, model.config))
     recorder = _Recorder(model, checkpoint.tensors, diagonal_above)
     done = 0
     with recorder, torch.no_grad():  # inference mode counts no changes in place
-        for batch in _batches(encoded, batch_size):
+        for batch in batches(encoded, batch_size):
             recorder.batch = len(batch)
             model(**{key: torch.tensor([item[key] for item in batch]) for key in batch[0]})
             done += len(batch)
@@ -275,9 +282,9 @@ def collect_moments(
         {name: recorder.moment(name) for name in names},
         {name: recorder.rows[name] for name in names},
         {name: recorder.axes[name] for name in names},
-        model=_fingerprint(checkpoint),
+        model=checkpoint_fingerprint(checkpoint),
         config=hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(),
-        texts=_digest_texts(chosen),
+        texts=digest_texts(chosen),
     )
 
 
@@ -305,7 +312,7 @@ class _Recorder:
         self._product: tuple[list[torch.Tensor], np.ndarray] | None = None
         self._linear: dict[nn.Module, str] = {}
         self._embedding: dict[nn.Module, str] = {}
-        stored = _stored_names(model, tensors)
+        stored = stored_names(model, tensors)
         for module in model.modules():
             name = stored.get(id(getattr(module, "weight", None)))
             if isinstance(module, nn.Linear | Conv1D) and name is not None:
@@ -387,115 +394,3 @@ class _Recorder:
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     return args[0] if args else next(iter(kwargs.values()))
-
-
-def _stored_names(model: Any, tensors: Mapping[str, TensorInfo]) -> dict[int, str]:
-    """The name in the files of each parameter, by identity; tied parameters find the one name stored."""
-    prefix = f"{model.base_model_prefix}."
-    stored: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        for candidate in (name, name.removeprefix(prefix), prefix + name):
-            if candidate in tensors and tensors[candidate].shape == tuple(parameter.shape):
-                stored.setdefault(id(parameter), candidate)
-                break
-    return stored
-
-
-def _load_model(folder: Path) -> tuple[Any, Any]:
-    """The model (float32, evaluation mode) and its tokenizer; nothing is fetched, no foreign code runs."""
-    import transformers
-
-    offline: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} has no config.json: calibration needs a whole Hugging Face model folder")
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, **offline)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **offline)
-    except Exception as error:  # the libraries raise a dozen unrelated types here
-        raise InputError(f"{folder} does not load offline: {_first_line(error)}") from error
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{folder} is an encoder-decoder model, which calibration does not support")
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    loader: Any = transformers.AutoModel
-    if architecture.endswith("ForSequenceClassification"):
-        loader = transformers.AutoModelForSequenceClassification
-    elif architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        loader = transformers.AutoModelForCausalLM
-    try:
-        model, report = loader.from_pretrained(
-            folder, config=config, use_safetensors=True, output_loading_info=True, **offline
-        )
-    except Exception as error:
-        raise InputError(f"{folder} does not load offline: {_first_line(error)}") from error
-    absent = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
-    if absent:
-        raise InputError(
-            f"{folder} has no weights for {absent[0]} ({len(absent)} missing): they would be random and the "
-            "moments would mean nothing"
-        )
-    model = model.float().eval()
-    model.config.use_cache = False
-    return model, tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _choose_texts(texts: Sequence[str], max_samples: int | None) -> list[str]:
-    if isinstance(texts, str):
-        raise InputError("calibration texts must be a list of strings, not one string")
-    if max_samples is not None and max_samples < 1:
-        raise InputError(f"max_samples is {max_samples}: it must be at least 1")
-    chosen = list(texts[:max_samples])
-    if not chosen:
-        raise InputError("there are no calibration texts: give at least one")
-    for number, text in enumerate(chosen, start=1):
-        if not isinstance(text, str) or not text.strip():
-            what = "is empty" if isinstance(text, str) else f"is a {type(text).__name__}, not a string"
-            raise InputError(f"calibration text {number} {what}: remove it")
-    return chosen
-
-
-def _token_limit(max_length: int, tokenizer: Any, config: Any) -> int:
-    longest = getattr(config, "max_position_embeddings", None) or max_length
-    return min(max_length, tokenizer.model_max_length, longest)
-
-
-def _tokenize(tokenizer: Any, texts: Sequence[str], limit: int) -> list[dict[str, list[int]]]:
-    encoded = []
-    content = 0
-    for number, text in enumerate(texts, start=1):
-        item = dict(tokenizer(text, truncation=True, max_length=limit, return_special_tokens_mask=True))
-        tokens = item.pop("special_tokens_mask").count(0)
-        if tokens == 0:
-            raise InputError(f"calibration text {number} has no tokens in this model's vocabulary: remove it")
-        content += tokens
-        encoded.append(item)
-    if content < MIN_TOKENS:
-        raise InputError(f"the calibration texts have {content} tokens: give at least {MIN_TOKENS}")
-    return encoded
-
-
-def _batches(encoded: Iterable[dict[str, list[int]]], size: int) -> Iterator[list[dict[str, list[int]]]]:
-    """Batches of equal token length, shortest first."""
-    by_length: dict[int, list[dict[str, list[int]]]] = defaultdict(list)
-    for item in encoded:
-        by_length[len(item["input_ids"])].append(item)
-    for length in sorted(by_length):
-        same = by_length[length]
-        for start in range(0, len(same), size):
-            yield same[start : start + size]
-
-
-def _fingerprint(checkpoint: Checkpoint) -> str:
-    digests = {name: tensor_sha256(info, checkpoint) for name, info in checkpoint.tensors.items()}
-    return fingerprint(checkpoint.tensors, digests)
-
-
-def _digest_texts(texts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()

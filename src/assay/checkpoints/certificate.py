@@ -7,14 +7,16 @@ rounded outward once, so the independent checker gets the same numbers from the 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from assay.checkpoints.factors import Factors
 from assay.checkpoints.plan import LOSSY, TensorPlan
-from assay.core.certificate import Certificate
+from assay.core.certificate import Certificate, canonical
 from assay.core.number import encode_number
 from assay.missions.dare.model import phi
 
@@ -55,6 +57,24 @@ class Facts:
     row_proxy_square_sum: float
     delta_fourth: float
     step_fourth: float
+
+
+@dataclass(frozen=True, slots=True)
+class FactoredFacts:
+    """The same for thresholds by row and column, where the variance is no function of two sums.
+
+    Attributes:
+        signal, energy, realised, row_proxy_max, row_proxy_sum, row_proxy_square_sum: as in `Facts`.
+        variance: sum m_j (d_ij^2 (1 - k_ij) + V_ij)/k_ij, k_ij the keep probability.
+    """
+
+    signal: float | None
+    energy: float
+    variance: float
+    realised: float
+    row_proxy_max: float
+    row_proxy_sum: float
+    row_proxy_square_sum: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +139,27 @@ def tails(
     facts: Facts, exact: Expected, drop_prob: Fraction, rescale: float, gamma: Fraction
 ) -> list[dict[str, Any]]:
     """The three bounds that hold with probability at least 1 - gamma each."""
-    two_sided, one_sided = math.log(2 / float(gamma)), math.log(1 / float(gamma))
     proxy = realised_proxy(facts, drop_prob, rescale)
+    realised = float(exact.realised_mean) + math.sqrt(2 * math.log(1 / float(gamma)) * proxy)
+    return [*output_tails(facts, gamma), _tail("realised", "kearns-saul", realised)]
+
+
+def output_tails(facts: Facts | FactoredFacts, gamma: Fraction) -> list[dict[str, Any]]:
+    """The bounds of one output and of all together, from the proxies alone."""
+    two_sided, one_sided = math.log(2 / float(gamma)), math.log(1 / float(gamma))
     norm = (
         facts.row_proxy_sum
         + 2 * math.sqrt(one_sided * facts.row_proxy_square_sum)
         + 2 * one_sided * facts.row_proxy_max
     )
-    bounds = (
-        ("output", "kearns-saul", math.sqrt(2 * two_sided * facts.row_proxy_max)),
-        ("norm", "quadratic-form", norm),
-        ("realised", "kearns-saul", float(exact.realised_mean) + math.sqrt(2 * one_sided * proxy)),
-    )
     return [
-        {"what": what, "method": method, "threshold": encode_number(value * _OUTWARD)}
-        for what, method, value in bounds
+        _tail("output", "kearns-saul", math.sqrt(2 * two_sided * facts.row_proxy_max)),
+        _tail("norm", "quadratic-form", norm),
     ]
+
+
+def _tail(what: str, method: str, value: float) -> dict[str, Any]:
+    return {"what": what, "method": method, "threshold": encode_number(value * _OUTWARD)}
 
 
 def tensor_record(
@@ -143,7 +168,7 @@ def tensor_record(
     digests: Mapping[str, str],
     *,
     kept: int = 0,
-    facts: Facts | None = None,
+    facts: Facts | FactoredFacts | None = None,
     calibrated: bool = False,
     gamma: Fraction = Fraction(1, 100),
     more_tails: Sequence[Mapping[str, Any]] = (),
@@ -161,19 +186,19 @@ def tensor_record(
         record["base_dtype"] = plan.base.dtype
     if treatment not in LOSSY or facts is None:
         return record
+    values = {name: getattr(facts, name) for name in facts.__dataclass_fields__}
+    stated = {name: None if value is None else encode_number(float(value)) for name, value in values.items()}
+    common = {"kept": kept, "moments": "calibrated" if calibrated else "unit", "facts": stated}
+    if isinstance(facts, FactoredFacts):
+        assert plan.factors is not None
+        return record | common | _factored_fields(plan, plan.factors, facts, gamma)
     assert plan.rescale is not None
     exact = expected(facts, plan.drop_prob, plan.rescale)
-    values = {name: getattr(facts, name) for name in Facts.__dataclass_fields__}
-    record |= {
+    record |= common | {
         "threshold": plan.threshold,
         "rescale": encode_number(float(plan.rescale)),
         "bits": plan.bits,
         "span": plan.span,
-        "kept": kept,
-        "moments": "calibrated" if calibrated else "unit",
-        "facts": {
-            name: None if value is None else encode_number(float(value)) for name, value in values.items()
-        },
         "expected": {
             "bias_square": _rounded(exact.bias_square),
             "variance": _rounded(exact.variance),
@@ -190,6 +215,25 @@ def tensor_record(
         else [],
     }
     return record
+
+
+def _factored_fields(
+    plan: TensorPlan, factors: Factors, facts: FactoredFacts, gamma: Fraction
+) -> dict[str, Any]:
+    """What is derived for thresholds by row and column; these are unbiased, and have no one rescale to improve."""
+    variance, delete = encode_number(facts.variance), facts.signal
+    return {
+        "bits": plan.bits,
+        "span": plan.span,
+        "factors": hashlib.sha256(canonical(factors.record())).hexdigest(),
+        "expected": {"bias_square": encode_number(0.0), "variance": variance, "mean_square": variance},
+        "alternatives": {
+            "delete": None if delete is None else encode_number(delete),
+            "optimal_rescale": None,
+            "optimal_mean_square": None,
+        },
+        "tails": output_tails(facts, gamma),
+    }
 
 
 def _rounded(value: Fraction | None, absent: str | None = None) -> Any:
@@ -229,6 +273,8 @@ def pack_certificate(
     moments: str,
 ) -> Certificate:
     """Seal what a pack lost."""
+    factored = any(record["treatment"] == "factored" for record in records)
+    divisor = "their keep probability" if factored else "the recorded rescale"
     return Certificate.seal(
         {
             "kind": "pack",
@@ -243,7 +289,7 @@ def pack_certificate(
             "premises": [
                 {"name": "the mask words are independent and uniform", "basis": "assumed", "truth": "TRUE"},
                 {
-                    "name": "survivors were divided by the recorded rescale",
+                    "name": f"survivors were divided by {divisor}",
                     "basis": "constructed",
                     "truth": "TRUE",
                 },

@@ -8,6 +8,10 @@ elements numbered row by row by a flat index ``i``.  It is coded in blocks of wh
 ``threshold = round(keep_prob * 2**32)``: the drop probability is the rational ``1 - threshold / 2**32``.
 Nothing about the mask is stored.  A mask that was chosen, not drawn, is stored in the block instead.
 
+With :attr:`Scheme.factors` the threshold is that of the element's row and column
+(:mod:`assay.checkpoints.factors`), and it, not the scheme's, is ``t`` in all that follows; the divisor is then
+``t / 2**32`` instead of the rescale.
+
 **Delta.**  ``d = float32(finetuned) - float32(base)``, in float32; float64 throughout for F64 tensors.  An
 entry whose ``d`` is not finite, or above the largest bfloat16 in magnitude, cannot be coded: it is counted
 (:attr:`BlockStats.uncodable`) and treated as ``d = 0``.  A packer must not accept a block that has any.
@@ -51,7 +55,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.checkpoints import kernels
+from assay.checkpoints.factors import Factors
 from assay.core.errors import InputError
+from assay.missions.dare.model import phi
 from assay.numerics.philox import Key
 
 Coding = Literal["entropy", "raw"]
@@ -104,6 +110,7 @@ class Scheme:
     span         elements that share a scale (bits < 16), 1 .. 2**20; about ``64 / keep_prob`` is good
     coding       ``"entropy"``, or ``"raw"`` to switch entropy coding off
     stored_mask  the mask is given and stored; the threshold then plays no part
+    factors      thresholds by row and column; threshold and rescale then play no part
 
     >>> Scheme(bits=4, threshold=2**32 // 10, rescale=0.1, key=(1, 2), span=640).keep_prob
     0.09999999986030161
@@ -116,6 +123,7 @@ class Scheme:
     span: int = 64
     coding: Coding = "entropy"
     stored_mask: bool = False
+    factors: Factors | None = None
 
     def __post_init__(self) -> None:
         if self.bits != 16 and self.bits not in _LEVELS:
@@ -130,6 +138,8 @@ class Scheme:
             raise InputError(f"coding is 'entropy' or 'raw', not {self.coding!r}")
         if len(self.key) != 2 or not all(0 <= word < _FULL for word in self.key):
             raise InputError("a key is two integers in 0 .. 2**32 - 1")
+        if self.stored_mask and self.factors is not None:
+            raise InputError("a mask is stored, or drawn by row and column factors, not both")
 
     @property
     def levels(self) -> int:
@@ -174,6 +184,9 @@ class BlockStats:
     first_uncodable: int | None
     overflow: int  # survivors whose base + value is finite no more in the dtype
     first_overflow: int | None
+    # With factors, k_ij the keep probability of an entry and Phi its Kearns-Saul coefficient:
+    row_variance: NDArray[np.float64] | None = None  # sum_j m_j (d_ij^2 (1 - k_ij) + V_ij) / k_ij
+    row_proxy: NDArray[np.float64] | None = None  # sum_j m_j (Phi d_ij^2 / 2 + h_ij^2 / 4) / k_ij^2
 
 
 @dataclass(frozen=True)
@@ -234,12 +247,19 @@ def encode_block(
     scales = np.empty(-(-count // span) if scheme.levels else 0, np.uint16)
     symbols = np.empty(count if scheme.levels else 0, np.uint8)
     bfloats = np.empty(0 if scheme.levels else count, np.uint16)
-    moments, totals = np.zeros((4, rows)), np.zeros(kernels.TOTALS)
+    moments, totals = np.zeros((6 if scheme.factors else 4, rows)), np.zeros(kernels.TOTALS)
     counts, first = np.zeros(kernels.EVENTS, np.int64), np.zeros(kernels.EVENTS, np.int64)
-    if count:
-        scratch = np.empty(
-            max(span, kernels.TILE) + kernels.SLACK, np.float64 if dtype == "F64" else np.float32
-        )
+    scratch = np.empty(max(span, kernels.TILE) + kernels.SLACK, np.float64 if dtype == "F64" else np.float32)
+    if scheme.factors is not None:
+        row_codes = _row_codes(scheme.factors, start, rows, columns)
+        if count:
+            kernels.encode_factored(
+                base, finetuned, weight, row_codes, scheme.factors.column_codes, scheme.factors.thresholds,
+                phi(keep_prob=scheme.factors.thresholds / _FULL), *_key(scheme), np.uint64(start),
+                float(scheme.levels), span, form.limit,
+                scratch, scales, symbols, bfloats, moments, totals, counts, first,
+            )  # fmt: skip
+    elif count:
         kernels.encode(
             base, finetuned, mask, weight, columns, *_key(scheme), np.uint64(start),
             np.uint64(scheme.threshold), float(scheme.levels), span, float(scheme.rescale), form.limit,
@@ -268,10 +288,14 @@ def decode_block(
     names = ["mask"] if scheme.stored_mask else []
     names += ["low scales", "high scales", "codes"] if scheme.levels else ["low bytes", "high bytes"]
     kept, streams = _split(payload, _SURVIVORS, count, names)
+    keep = None
     if scheme.stored_mask:
         index = _decode_mask(*streams.pop(0), kept, count)
     else:
-        index = _drawn_mask(start, count, scheme)
+        if scheme.factors is None:
+            index = _drawn_mask(start, count, scheme)
+        else:
+            index, keep = _factored_mask(start, count, scheme, scheme.factors)
         if index.size != kept:
             raise InputError(
                 f"the mask of this block has {index.size} survivors and its payload {kept}: "
@@ -284,16 +308,21 @@ def decode_block(
         if np.any(scales >= 0x7F80):
             raise InputError("a scale of this block is negative or not finite: the delta is damaged")
         symbols = _decode_symbols(*streams[2], kept, scheme.bits)
-        kernels.dequantise(
-            index, symbols, scales, scheme.span, float(scheme.levels), float(scheme.rescale), value
-        )
+        if keep is None:
+            kernels.dequantise(
+                index, symbols, scales, scheme.span, float(scheme.levels), float(scheme.rescale), value
+            )
+        else:
+            kernels.dequantise_factored(
+                index, symbols, scales, scheme.span, float(scheme.levels), keep, value
+            )
     else:
         bfloats = _merge([_decode(*stream, kept, "survivors") for stream in streams], np.uint16)
         if np.any((bfloats & 0x7F80) == 0x7F80):
             raise InputError("a survivor of this block is not finite: the delta is damaged")
         with np.errstate(over="ignore"):
             wide = (bfloats.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-            value[:] = wide / scheme.rescale
+            value[:] = wide / (scheme.rescale if keep is None else keep)
     return index, value
 
 
@@ -443,6 +472,21 @@ def _check_place(start: int, count: int) -> None:
         raise InputError(f"no block of {count} elements starts at {start}")
 
 
+def _row_codes(factors: Factors, start: int, rows: int, columns: int) -> NDArray[np.uint8]:
+    """The codes of the rows of a block, which must be whole rows of the matrix that the factors are for."""
+    first = start // max(1, columns)
+    if (
+        columns != factors.column_codes.size
+        or start % max(1, columns)
+        or first + rows > factors.row_codes.size
+    ):
+        raise InputError(
+            f"a block of {rows} x {columns} entries from {start} on does not lie in the "
+            f"{factors.row_codes.size} x {factors.column_codes.size} matrix that its factors are for"
+        )
+    return factors.row_codes[first : first + rows]
+
+
 def _key(scheme: Scheme) -> tuple[np.uint32, np.uint32]:
     return np.uint32(scheme.key[0]), np.uint32(scheme.key[1])
 
@@ -480,6 +524,7 @@ def _stats(
         *event(kernels.FINETUNED_NONFINITE),
         *event(kernels.UNCODABLE),
         *event(kernels.OVERFLOW),
+        *(moments[[kernels.FACTORED_VARIANCE, kernels.FACTORED_PROXY]] if len(moments) > 4 else ()),
     )
 
 
@@ -645,6 +690,24 @@ def _drawn_mask(start: int, count: int, scheme: Scheme) -> NDArray[np.int32]:
     index = np.empty(count + kernels.SLACK, np.int32)
     found = kernels.survivors(*_key(scheme), np.uint64(start), count, np.uint64(scheme.threshold), index)
     return index[:found]
+
+
+def _factored_mask(
+    start: int, count: int, scheme: Scheme, factors: Factors
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Positions of the survivors, and the keep probability of each."""
+    columns = factors.column_codes.size
+    rows = count // columns if columns else 0
+    if count != rows * columns:
+        raise InputError(f"a block of {count} entries is no whole number of rows of {columns}")
+    row_codes = _row_codes(factors, start, rows, columns)
+    index, keep = np.empty(count, np.int32), np.empty(count)
+    filled = 0
+    if count:
+        filled = kernels.survivors_factored(
+            *_key(scheme), np.uint64(start), count, row_codes, factors.column_codes, factors.thresholds, index, keep
+        )  # fmt: skip
+    return index[:filled], keep[:filled]
 
 
 def _decode_planes(payload: bytes, kind: int, dtype: np.dtype[Any], count: int) -> Bits:

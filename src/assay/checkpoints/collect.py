@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from assay.checkpoints import certificate as certificates
 from assay.checkpoints import codec, delta
 from assay.checkpoints.encode import EncodedRows
@@ -24,6 +26,7 @@ class TensorSums:
         self.signal = self.energy = self.variance = self.realised = 0.0
         self.delta_fourth = self.step_fourth = 0.0
         self.proxy_max = self.proxy_sum = self.proxy_square_sum = 0.0
+        self.factored_variance = 0.0
         self.worst_row, self.worst_step_proxy = 0, 0.0
         self.guarantee: float | None = None
         self._row = 0
@@ -49,15 +52,17 @@ class TensorSums:
         self.realised += float(stats.row_realised.sum())
         self.delta_fourth += stats.delta_fourth
         self.step_fourth += stats.step_fourth
-        if self.plan.rescale is not None:
-            self._add_proxies(stats)
+        if stats.row_variance is not None and stats.row_proxy is not None:
+            self.factored_variance += float(stats.row_variance.sum())
+            self._add_proxies(stats.row_proxy, stats)
+        elif self.plan.rescale is not None:
+            proxies = certificates.row_proxies(
+                stats.row_energy, stats.row_quantiser_proxy, self.plan.drop_prob, self.plan.rescale
+            )
+            self._add_proxies(proxies, stats)
         self._row += len(stats.row_energy)
 
-    def _add_proxies(self, stats: codec.BlockStats) -> None:
-        assert self.plan.rescale is not None
-        proxies = certificates.row_proxies(
-            stats.row_energy, stats.row_quantiser_proxy, self.plan.drop_prob, self.plan.rescale
-        )
+    def _add_proxies(self, proxies: np.ndarray, stats: codec.BlockStats) -> None:
         worst = int(proxies.argmax())
         if float(proxies[worst]) > self.proxy_max:
             self.proxy_max = float(proxies[worst])
@@ -83,14 +88,25 @@ class TensorSums:
                 f"tensor {name!r} changes by more than a bfloat16 can hold at {stats.first_uncodable}; {keep}"
             )
         if stats.overflow:
+            divisor = "its keep probability" if self.plan.factors else f"{self.plan.rescale:g}"
             raise InputError(
                 f"tensor {name!r} would overflow {dtype} at index {stats.first_overflow} ({stats.overflow} entries in a "
-                f"block): a survivor is divided by {self.plan.rescale:g}; lower --drop, raise --rescale, or use --exclude {name!r}"
+                f"block): a survivor is divided by {divisor}; lower --drop, raise --rescale, or use --exclude {name!r}"
             )
 
-    def facts(self, calibrated: bool, full: bool) -> certificates.Facts:
+    def facts(self, calibrated: bool, full: bool) -> certificates.Facts | certificates.FactoredFacts:
         """The sums as the certificate's facts; with unit moments the signal is the energy."""
         signal = self.energy if not calibrated else self.signal if full else None
+        if self.plan.factors is not None:
+            return certificates.FactoredFacts(
+                signal,
+                self.energy,
+                self.factored_variance,
+                self.realised,
+                self.proxy_max,
+                self.proxy_sum,
+                self.proxy_square_sum,
+            )
         return certificates.Facts(
             signal,
             self.energy,
@@ -118,7 +134,10 @@ def plan_record(plan: TensorPlan, treatment: str, sums: TensorSums) -> dict[str,
             record["base_dtype"] = plan.base.dtype
         if plan.base_rows != plan.info.rows:
             record["base_rows"] = plan.base_rows
-    if treatment in LOSSY:
+    if treatment == "factored":
+        assert plan.factors is not None
+        record |= {"bits": plan.bits, "span": plan.span, **plan.factors.record()}
+    elif treatment in LOSSY:
         assert plan.rescale is not None
         record |= {
             "threshold": plan.threshold,

@@ -16,17 +16,17 @@ from typing import Any
 import xxhash
 
 from assay.checkpoints.header import DTYPES
-from assay.checkpoints.io import MAX_CARRIED_BYTES, Checkpoint, is_plain_file_name, open_checkpoint
+from assay.checkpoints.io import MAX_CARRIED_BYTES, Checkpoint, Source, is_plain_file_name, open_checkpoint
 from assay.core.certificate import Certificate, canonical
 from assay.core.errors import InputError, RejectedError
 
 FORMAT = "assay-delta"
-VERSION = "1.0"
+VERSION = "1.1"
 PREFIX = "assay."
 PLAN, CERTIFICATE, INDEX = "assay.plan", "assay.certificate", "assay.index"
 BLOCK_ELEMENTS = 1 << 20
 MAX_PLAN_BYTES = 64 << 20
-TREATMENTS = ("dropped", "masked", "lossless", "exact", "unchanged", "alias", "absent")
+TREATMENTS = ("dropped", "masked", "factored", "lossless", "exact", "unchanged", "alias", "absent")
 
 
 def block_rows(rows: int, columns: int, base_rows: int | None = None) -> Iterator[tuple[int, int]]:
@@ -53,6 +53,17 @@ def quick_fingerprint(checks: Mapping[str, str]) -> str:
     """The base's quick fingerprint: catches a wrong base early; the certificate's sha256 binds it."""
     lines = "".join(f"{name}\0{check}\n" for name, check in sorted(checks.items()))
     return "xxh3-128:" + xxhash.xxh3_128_hexdigest(lines.encode())
+
+
+def source_fingerprint(source: Source) -> str:
+    """The quick fingerprint of every tensor of a checkpoint, read once."""
+    checks = {}
+    for name, info in source.tensors.items():
+        blocks = block_rows(info.rows, info.columns)
+        checks[name] = quick_digest(
+            xxhash.xxh3_128_digest(source.read_rows(name, start, stop).data) for start, stop in blocks
+        )
+    return quick_fingerprint(checks)
 
 
 def deflate(data: bytes) -> bytes:

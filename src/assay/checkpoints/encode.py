@@ -122,7 +122,7 @@ def _encode_rows(task: EncodeTask, keep: np.ndarray | None) -> EncodedRows:
         return EncodedRows(codec.encode_lossless(base, finetuned, task.coding), None, digest, check, same)
     rescale = 1.0 if plan.rescale is None else plan.rescale
     scheme = codec.Scheme(
-        plan.bits, plan.threshold, rescale, task.key, plan.span, task.coding, keep is not None
+        plan.bits, plan.threshold, rescale, task.key, plan.span, task.coding, keep is not None, plan.factors
     )
     block = codec.encode_block(
         base, finetuned, info.dtype, task.start * info.columns, scheme, task.weight, keep

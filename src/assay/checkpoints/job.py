@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from assay.checkpoints import delta
 from assay.checkpoints.adapters import Adapter, is_adapter, open_adapter
 from assay.checkpoints.calibrate import Moments, collect_moments, load_moments
 from assay.checkpoints.encode import difference, read_base_rows
+from assay.checkpoints.energies import Energies, load_energies
+from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import DTYPES, TensorInfo, build_header
 from assay.checkpoints.io import (
     HIDDEN,
@@ -30,7 +32,18 @@ from assay.checkpoints.io import (
     refuse_quantised,
     row_blocks,
 )
-from assay.checkpoints.plan import KEEP_ONE, LOSSY, Settings, TensorPlan, plan_tensors
+from assay.checkpoints.keep import KeepPlan, Planner
+from assay.checkpoints.language import read_texts
+from assay.checkpoints.plan import (
+    BITS,
+    KEEP_MAPS,
+    KEEP_ONE,
+    LOSSY,
+    Settings,
+    TensorPlan,
+    plan_tensors,
+    span_of,
+)
 from assay.core.certificate import Subject
 from assay.core.errors import InputError
 
@@ -38,11 +51,16 @@ RETRAINED = 0.8
 """Delta norm over base norm from which a pair is taken for two trainings rather than a fine-tune."""
 
 _PROBE_ROWS = 16
+_CONTAINER_BYTES, _HEADER_BYTES, _CERTIFIED_BYTES = 1024, 185, 350
+"""Estimates: of a delta, of one more tensor in it, and of what a certificate says of one that loses something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Both sides, the plans, the moments, and what the user should know of the sides."""
+    """Both sides, the plans, the moments, and what the user should know of the sides.
+
+    With energies, also what they predict, and the tensors that have none.
+    """
 
     base: Any
     finetuned: Any
@@ -52,6 +70,9 @@ class Job:
     moments: Moments | None
     moments_name: str
     notes: tuple[str, ...] = ()
+    keep: KeepPlan | None = None
+    energies_name: str = "none"
+    without_energies: tuple[str, ...] = ()
 
     def close(self) -> None:
         """Close both sides; an adapter's files are closed with it."""
@@ -85,6 +106,7 @@ def open_job(
     settings: Settings,
     calibration: str | os.PathLike[str] | None,
     moments: str | os.PathLike[str] | None,
+    energies: str | os.PathLike[str] | None = None,
 ) -> Job:
     """Open both sides, check that one can be packed on the other, and plan every tensor.
 
@@ -124,6 +146,13 @@ def open_job(
         tuple(_notes(tuned, layout)),
     )
     _refuse_nonfinite(job)
+    if settings.planned and energies is None:
+        raise InputError(
+            "keep maps other than 'uniform', a drift and a size are planned by energies: make them with 'assay calibrate', "
+            "and give --energies FILE"
+        )
+    if energies is not None:
+        job = _by_energies(job, energies)
     for plan in plans:
         _require_moments(job, plan)
     return job
@@ -190,14 +219,7 @@ def _moments(
         return load_moments(moments), "sha256:" + Subject.of_file(moments).sha256
     if calibration is None:
         return None, "unit"
-    path = Path(calibration)
-    if not path.is_file():
-        raise InputError(f"there is no calibration text {path}")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise InputError(f"the calibration text {path} is not UTF-8; convert it first") from None
-    measured = collect_moments(finetuned, [line for line in lines if line.strip()])
+    measured = collect_moments(finetuned, read_texts(calibration))
     with tempfile.TemporaryDirectory() as folder:  # the digest is that of the file `--moments` would read
         measured.save(Path(folder) / "moments.safetensors")
         return measured, "sha256:" + Subject.of_file(Path(folder) / "moments.safetensors").sha256
@@ -215,6 +237,116 @@ def delta_ratio(job: Job) -> float:
             changed += _square_sum(difference(old, new, plan.info.dtype))
             whole += _square_sum(difference(np.zeros_like(old), old, plan.info.dtype))
     return math.sqrt(changed / whole) if whole else 0.0
+
+
+def _by_energies(job: Job, path: str | os.PathLike[str]) -> Job:
+    """The job with the keep thresholds that energies give, or, for a uniform drop, with their prediction alone."""
+    energies = load_energies(path)
+    energies.check(job.base, job.finetuned)
+    settings = job.settings
+    job = dataclasses.replace(job, energies_name="sha256:" + Subject.of_file(path).sha256)
+    lossy = {plan.name: plan for plan in job.plans if plan.treatment in LOSSY}
+    if not settings.planned and (
+        settings.mask != "random" or settings.rescale != "dare" or not settings.threshold
+    ):
+        return job
+    known = lossy.keys() & energies.tensors.keys()
+    if not known and not settings.planned:
+        return job
+    planner = _planner(job, energies, settings.bits)
+    if settings.max_drift is not None:
+        keep = planner.at_drift(settings.keep_map, settings.max_drift)
+    elif settings.max_size is not None:
+        keep = planner.at_size(settings.keep_map, settings.max_size)
+    else:
+        keep = planner.at_drop(settings.keep_map, 1 - settings.threshold / KEEP_ONE)
+    if not settings.planned:
+        return dataclasses.replace(job, keep=keep)
+    plans = tuple(_planned(plan, keep.thresholds) if plan.name in lossy else plan for plan in job.plans)
+    unchanged = {name for name, size in energies.other.items() if size == 0}
+    missing = tuple(name for name in lossy if name not in known and name not in unchanged)
+    return dataclasses.replace(job, plans=plans, keep=keep, without_energies=missing)
+
+
+def _planner(job: Job, energies: Energies, bits: int) -> Planner:
+    """Plans for the tensors that may lose something and have energies; the others count as overhead."""
+    lossy = {plan.name for plan in job.plans if plan.treatment in LOSSY}
+    known = {name: tensor for name, tensor in energies.tensors.items() if name in lossy}
+    if not known:
+        raise InputError(
+            "none of the tensors that may lose something has energies: calibrate this pair again"
+        )
+    return Planner(dataclasses.replace(energies, tensors=known), bits, _exact_bytes(job, energies, known))
+
+
+def frontier(
+    finetuned: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    energies: str | os.PathLike[str],
+    *,
+    drops: Sequence[float] = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99),
+    bits: Sequence[int] = BITS,
+    keep_maps: Sequence[str] = KEEP_MAPS,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> tuple[KeepPlan, ...]:
+    """Bytes against drift for each keep map, number of bits and share dropped, predicted to first order.
+
+    Nothing is packed: sizes are estimates, and drifts hold as far as the network is linear across the error.
+
+    Args:
+        finetuned, base: the pair.
+        energies: a file that `assay.checkpoints.energies` measured of it.
+        drops: shares of all entries to drop, each in [0, 1).
+        bits: of a survivor, each one of 16, 8, 4, 3, 2.
+        keep_maps: of ``uniform``, ``tensor``, ``factored``.
+        include, exclude: as in `Settings`.
+
+    Raises:
+        InputError: the energies are not those of the pair, or a value is out of its range.
+    """
+    job = open_job(finetuned, base, Settings(include=tuple(include), exclude=tuple(exclude)), None, None)
+    try:
+        measured = load_energies(energies)
+        measured.check(job.base, job.finetuned)
+        return tuple(
+            planner.at_drop(keep_map, drop)
+            for planner in (_planner(job, measured, number) for number in bits)
+            for keep_map in keep_maps
+            for drop in drops
+        )
+    finally:
+        job.close()
+
+
+def _exact_bytes(job: Job, energies: Energies, planned: Mapping[str, Any]) -> int:
+    """Estimate of what a delta holds beside the payloads of the planned tensors."""
+    content, _ = output_layout(job)
+    size = _CONTAINER_BYTES + sum(len(data) for _, data in content)
+    for plan in job.plans:
+        size += _HEADER_BYTES + len(plan.name)
+        if plan.name in planned:
+            size += _CERTIFIED_BYTES
+        else:
+            size += energies.other.get(plan.name, plan.info.nbytes)
+    return size
+
+
+def _planned(plan: TensorPlan, thresholds: Mapping[str, int | Factors]) -> TensorPlan:
+    """A lossy plan with its own thresholds; without loss where there are none."""
+    made = thresholds.get(plan.name)
+    if made is None:
+        return dataclasses.replace(plan, treatment="lossless", threshold=KEEP_ONE, rescale=1.0)
+    factors = made if isinstance(made, Factors) else None
+    threshold = max(1, round(factors.mean_keep * KEEP_ONE)) if factors else int(made)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        plan,
+        treatment="factored" if factors else "dropped",
+        threshold=threshold,
+        rescale=threshold / KEEP_ONE,
+        span=span_of(threshold),
+        factors=factors,
+    )
 
 
 def refuse_retrained(job: Job, ratio: float) -> None:
@@ -254,6 +386,7 @@ def identity_of(job: Job, tails: str, certified: bool) -> dict[str, Any]:
         "updates": str(sorted(job.finetuned.updates.items())) if isinstance(job.finetuned, Adapter) else "",
         "settings": settings,
         "moments": job.moments_name,
+        "energies": job.energies_name,
         "tails": tails,
         "certified": certified,
     }

@@ -566,3 +566,155 @@ def decode_gaps(gaps, count, index):
     if gaps.size > 0 and gaps[-1] == 255:
         return -1
     return filled
+
+
+# Keep thresholds by row and column (assay.checkpoints.factors) ---------------------------------------------
+
+FACTORED_VARIANCE, FACTORED_PROXY = 4, 5
+"""Two more rows of moments that `encode_factored` writes."""
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def encode_factored(
+    base, finetuned, weight, row_codes, column_codes, thresholds, phis, k0, k1, start, levels, span, limit,
+    delta, scales, symbols, bfloats, rows, totals, counts, first,
+):  # fmt: skip
+    """`encode` with the keep threshold ``thresholds[row_codes[i], column_codes[j]]`` of entry (i, j).
+
+    Survivors are divided by their own keep probability.  Arguments as for `encode`, and
+
+    row_codes     uint8 [n / columns], of the rows of this block
+    column_codes  uint8 [columns]
+    thresholds    uint64 [16, 16], each in 1 .. 2**32
+    phis          float64 [16, 16], the Kearns-Saul coefficients
+    rows          out: float64 [6, rows]
+    """
+    count = base.size
+    columns = column_codes.size
+    quantised = levels > 0
+    weighted = weight.size > 0
+    tile = min(count, span * max(1, TILE // span))
+    keeps = thresholds.astype(np.float64) / 4294967296.0
+    words = np.empty(tile + SLACK, np.uint32)
+    kept = 0
+    row = 0
+    column = 0
+    for lo in range(0, count, tile):
+        hi = min(lo + tile, count)
+        size = hi - lo
+        d = delta[:size]
+        _difference(base[lo:hi], finetuned[lo:hi], d)
+        counts[CHANGED] += _set_aside(base[lo:hi], finetuned[lo:hi], lo, d, counts, first)
+        drawn = words[_draw(k0, k1, start + np.uint64(lo), size, words) :]
+        for span_lo in range(0, size, span):
+            span_hi = min(span_lo + span, size)
+            peak = np.float64(_peak(d[span_lo:span_hi]))
+            totals[LARGEST_DELTA] = max(totals[LARGEST_DELTA], peak)
+            scale = 0.0
+            step = 0.0
+            inverse_step = 0.0
+            if quantised:
+                scale_bits = _scale(peak)
+                scales[(lo + span_lo) // span] = scale_bits
+                scale = np.float64(float_of(scale_bits))
+                step = scale / levels
+                inverse_step = levels / scale if scale > 0.0 else 0.0
+            for i in range(span_lo, span_hi):
+                code_row = row_codes[row]
+                code_column = column_codes[column]
+                threshold = thresholds[code_row, code_column]
+                keep = keeps[code_row, code_column]
+                x = np.float64(d[i])
+                w = weight[column] if weighted else 1.0
+                a = 0.0
+                down = 0.0
+                up = 0.0
+                if quantised:
+                    a = abs(x) * inverse_step
+                    theta = _fraction(a)
+                    spread = theta * (1.0 - theta) * (step * step)
+                else:
+                    down, up = _bfloat16_neighbours(abs(d[i]))
+                    step = up - down
+                    spread = (up - abs(x)) * (abs(x) - down)
+                square = x * x
+                quarter = step * step * 0.25
+                value = np.float32(0.0)
+                word = drawn[i]
+                if np.uint64(word) < threshold:
+                    chances = np.float64(threshold)
+                    if quantised:
+                        level = np.floor(a)
+                        level = min(
+                            level + (1.0 if np.float64(word) < (a - level) * chances else 0.0), levels
+                        )
+                        code = level if x >= 0.0 else -level
+                        symbols[kept] = np.uint8(np.int32(code + levels))
+                        value = np.float32(code * scale / (levels * keep))
+                    else:
+                        rounded = up if np.float64(word) * step < (abs(x) - down) * chances else down
+                        single = np.float32(-rounded if x < 0.0 and rounded > 0.0 else rounded)
+                        bfloats[kept] = np.uint16(bits_of(single) >> np.uint32(16))
+                        value = np.float32(np.float64(single) / keep)
+                    kept += 1
+                    totals[LARGEST_VALUE] = max(totals[LARGEST_VALUE], np.float64(abs(value)))
+                    if value != 0 and not abs(float_of(base[lo + i]) + value) < limit:
+                        _note(OVERFLOW, lo + i, counts, first)
+                residual = x - np.float64(value)
+                rows[ENERGY, row] += w * square
+                rows[VARIANCE, row] += w * spread
+                rows[PROXY, row] += w * quarter
+                rows[REALISED, row] += w * (residual * residual)
+                rows[FACTORED_VARIANCE, row] += w * ((square * (1.0 - keep) + spread) / keep)
+                phi = phis[code_row, code_column]
+                rows[FACTORED_PROXY, row] += w * ((phi * square * 0.5 + quarter) / (keep * keep))
+                totals[DELTA_FOURTH] += (w * square) * (w * square)
+                totals[STEP_FOURTH] += (w * step * step) * (w * step * step)
+                column += 1
+                if column == columns:
+                    column = 0
+                    row += 1
+    counts[KEPT] = kept
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def survivors_factored(k0, k1, start, count, row_codes, column_codes, thresholds, index, keep):
+    """Positions ``i < count`` whose word is below their threshold, and their keep probabilities; how many.
+
+    ``index``: int32 [count]; ``keep``: float64 [count].
+    """
+    columns = column_codes.size
+    keeps = thresholds.astype(np.float64) / 4294967296.0
+    words = np.empty(TILE + SLACK, np.uint32)
+    filled = 0
+    row = 0
+    column = 0
+    for lo in range(0, count, TILE):
+        size = min(TILE, count - lo)
+        skip = _draw(k0, k1, start + np.uint64(lo), size, words)
+        for i in range(size):
+            code_row = row_codes[row]
+            code_column = column_codes[column]
+            if np.uint64(words[skip + i]) < thresholds[code_row, code_column]:
+                index[filled] = lo + i
+                keep[filled] = keeps[code_row, code_column]
+                filled += 1
+            column += 1
+            if column == columns:
+                column = 0
+                row += 1
+    return filled
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def dequantise_factored(index, symbols, scales, span, levels, keep, value):
+    """`dequantise` with a divisor of its own for each survivor."""
+    end = 0
+    block = -1
+    scale = 0.0
+    for e in range(index.size):
+        while index[e] >= end:
+            end += span
+            block += 1
+            scale = np.float64(float_of(scales[block]))
+        value[e] = np.float32((np.float64(symbols[e]) - levels) * scale / (levels * keep[e]))

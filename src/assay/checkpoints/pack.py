@@ -36,6 +36,7 @@ from assay.checkpoints.header import TensorInfo, build_header
 from assay.checkpoints.io import fingerprint, tensor_sha256
 from assay.checkpoints.job import Job, delta_ratio, identity_of, open_job, output_layout, refuse_retrained
 from assay.checkpoints.journal import Journal, PartialData
+from assay.checkpoints.keep import KeepPlan
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, disk_errors, require_space
 from assay.checkpoints.plan import LOSSY, Settings, TensorPlan
 from assay.core.certificate import Certificate
@@ -65,6 +66,7 @@ class PackReport:
             something.
         warnings: sentences that the user should read.
         dry_run: nothing was written.
+        keep: with energies, the keep thresholds and what they are predicted to do to the outputs, first order.
     """
 
     out: Path
@@ -75,6 +77,7 @@ class PackReport:
     delta_ratio: float
     warnings: tuple[str, ...] = ()
     dry_run: bool = False
+    keep: KeepPlan | None = None
 
     @property
     def bits_per_parameter(self) -> float:
@@ -94,6 +97,10 @@ def pack(
     seed: int = 0,
     calibration: str | os.PathLike[str] | None = None,
     moments: str | os.PathLike[str] | None = None,
+    energies: str | os.PathLike[str] | None = None,
+    keep_map: str = "uniform",
+    max_drift: float | None = None,
+    max_size: int | None = None,
     coding: str = "entropy",
     lossless: bool = False,
     include: Sequence[str] = (),
@@ -117,6 +124,9 @@ def pack(
         drop, rescale, mask, bits, seed, coding, lossless, include, exclude, gamma: see `Settings`.
         calibration: a text file; the fine-tuned model runs over it to measure its layers' inputs (extra torch).
         moments: such measurements, ready-made; without either, inputs of unit second moment.
+        energies: a file of network-level energies (`assay.checkpoints.energies`): the report then predicts the drift of
+            the outputs, first order, and the next three may be used.
+        keep_map, max_drift, max_size: see `Settings`; a drift or a size takes the place of `drop`.
         tails: bound computed for each tensor's largest output: ``ks``, ``chernoff`` or ``lattice``.
         certificate: True puts the certificate into the delta; a path also writes it there; False issues none,
             and saves hashing.
@@ -127,17 +137,19 @@ def pack(
         progress: called with bytes done, bytes in total, and what is being done.
 
     Raises:
+        BudgetError: no plan reaches the drift or the size; the message says the least that one reaches.
         InputError: any of the inputs cannot be used; nothing is written and nothing is lost.
         MissingExtraError: calibration without the extra ``torch``, engine ``ray`` without the extra ``ray``.
     """
     settings = Settings(
-        drop, rescale, mask, bits, coding, lossless, seed, tuple(include), tuple(exclude), gamma
-    )
+        drop, rescale, mask, bits, coding, lossless, seed, tuple(include), tuple(exclude), gamma,
+        keep_map, max_drift, max_size,
+    )  # fmt: skip
     if tails not in ("ks", "chernoff", "lattice"):
         raise InputError(f"the tail bound {tails!r} is none of ks, chernoff, lattice")
-    job = open_job(finetuned, base, settings, calibration, moments)
+    job = open_job(finetuned, base, settings, calibration, moments, energies)
     try:
-        inputs = [finetuned, base, *(path for path in (calibration, moments) if path is not None)]
+        inputs = [finetuned, base, *(path for path in (calibration, moments, energies) if path is not None)]
         target = check_output(out, inputs=[*inputs, *_files(job)], overwrite=overwrite)
         if not isinstance(certificate, bool):
             check_output(certificate, inputs=[*inputs, *_files(job)], overwrite=overwrite)
@@ -286,6 +298,7 @@ def _with_optimal_rescales(
         for rows in _blocks(job, measuring, results):
             sums.add(rows)
         facts = sums.facts(job.calibrated(plan), job.moment(plan) is not None)
+        assert isinstance(facts, certificates.Facts)
         best = certificates.expected(facts, plan.drop_prob, 1.0).optimal_rescale
         known[plan.name] = dataclasses.replace(plan, rescale=float(best) if best else 1.0)
     return tuple(known.get(plan.name, plan) for plan in job.plans)
@@ -445,8 +458,9 @@ def _finish(
         sum(plan.info.count for plan in plans),
         sealed,
         ratio,
-        tuple(_warnings(job, entries)),
+        tuple(_warnings(job, entries, size)),
         sink.journal is None,
+        job.keep,
     )
 
 
@@ -481,8 +495,15 @@ def _subjects(
     return [*subjects, {"name": "payload", "sha256": payload_id, "bytes": payload}]
 
 
-def _warnings(job: Job, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _warnings(job: Job, entries: Sequence[Mapping[str, Any]], size: int) -> Iterator[str]:
     yield from job.notes
+    if job.settings.max_size is not None and size > job.settings.max_size:
+        yield f"the delta has {size} bytes, more than the {job.settings.max_size} asked for: sizes are estimated; ask for less"
+    if job.without_energies:
+        yield (
+            f"{len(job.without_energies)} tensors have no energies and are kept exactly, {job.without_energies[0]!r} among "
+            f"them: the model that was calibrated does not use them, or the base has another shape"
+        )
     changed, count = (sum(e["changed"][i] for e in entries) for i in (0, 1))
     if count and changed < SPARSE * count and not job.settings.lossless:
         yield (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from assay.checkpoints.codec import DTYPES
+from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import TensorInfo
 from assay.checkpoints.io import Layout, Source
 from assay.core.errors import InputError
@@ -20,14 +21,24 @@ from assay.core.errors import InputError
 BITS = (16, 8, 4, 3, 2)
 MASKS = ("random", "derandomised")
 CODINGS = ("entropy", "raw")
+KEEP_MAPS = ("uniform", "tensor", "factored")
 KEEP_ONE = 1 << 32
 """Keep threshold of a tensor of which every entry survives."""
 
 GROUP = 64
 """Survivors that share one quantiser scale, on average."""
 
-LOSSY = ("dropped", "masked")
+LOSSY = ("dropped", "masked", "factored")
 """Treatments that lose something; all others give the tensor back bit for bit."""
+
+
+def span_of(threshold: int) -> int:
+    """Entries that share one quantiser scale, so that about `GROUP` of them survive.
+
+    >>> span_of(KEEP_ONE), span_of(KEEP_ONE // 10), span_of(0)
+    (64, 641, 1048576)
+    """
+    return min(1 << 20, -(-GROUP * KEEP_ONE // threshold)) if threshold else 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,10 @@ class Settings:
         include: patterns of tensor names; only these lose something (default: matrices and larger).
         exclude: patterns of tensor names that are kept exactly.
         gamma: miss probability of each tail bound, strictly between 0 and 1; kept as a Fraction.
+        keep_map: how keep probabilities may vary: ``uniform``, ``tensor`` or ``factored`` (by row and column too);
+            all but ``uniform`` at a given `drop_prob` need energies.
+        max_drift: predicted drift allowed, over the fine-tune's own effect; takes the place of `drop_prob`.
+        max_size: bytes allowed, by estimate; takes the place of `drop_prob`.
     """
 
     drop_prob: float | Fraction = Fraction(9, 10)
@@ -58,6 +73,9 @@ class Settings:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     gamma: float | Fraction = Fraction(1, 100)
+    keep_map: str = "uniform"
+    max_drift: float | None = None
+    max_size: int | None = None
 
     def __post_init__(self) -> None:
         if not _is_number(self.drop_prob):
@@ -82,12 +100,33 @@ class Settings:
             )
         if not isinstance(self.seed, int) or self.seed < 0:
             raise InputError(f"the seed {self.seed!r} must be an integer >= 0")
+        self._check_budget()
         if not _is_number(self.gamma) or not 0 < self.gamma < 1:
             raise InputError(f"the miss probability {self.gamma!r} must lie strictly between 0 and 1")
         object.__setattr__(self, "gamma", Fraction(self.gamma))
         if self.rescale == "dare" and self.threshold == 0 and not self.lossless:
             # Everything is dropped and nothing survives to be rescaled: apply gives the base back.
             object.__setattr__(self, "rescale", 1.0)
+
+    def _check_budget(self) -> None:
+        if self.keep_map not in KEEP_MAPS:
+            raise InputError(f"the keep map {self.keep_map!r} is none of {', '.join(KEEP_MAPS)}")
+        if self.max_drift is not None and self.max_size is not None:
+            raise InputError("give a drift or a size to stay within, not both")
+        if self.max_drift is not None and not (_is_number(self.max_drift) and self.max_drift > 0):
+            raise InputError(f"the drift {self.max_drift} must be a finite number above 0")
+        if self.max_size is not None and not (_is_number(self.max_size) and self.max_size >= 1):
+            raise InputError(f"a delta of {self.max_size} bytes cannot be; give a size above 0")
+        if self.planned and (self.mask != "random" or self.rescale != "dare" or self.lossless):
+            raise InputError(
+                "plans by energies draw their masks and divide by the keep probability: "
+                "use --mask random and --rescale dare, without --lossless"
+            )
+
+    @property
+    def planned(self) -> bool:
+        """Whether keep probabilities come from energies."""
+        return self.keep_map != "uniform" or self.max_drift is not None or self.max_size is not None
 
     @property
     def threshold(self) -> int:
@@ -105,7 +144,7 @@ class Settings:
     @property
     def span(self) -> int:
         """Entries that share one quantiser scale, so that about `GROUP` of them survive."""
-        return min(1 << 20, -(-GROUP * KEEP_ONE // self.threshold)) if self.threshold else 1 << 20
+        return span_of(self.threshold)
 
 
 def _is_number(value: object) -> bool:
@@ -119,13 +158,14 @@ class TensorPlan:
 
     Attributes:
         info: where the tensor lies in the fine-tuned checkpoint; its name, dtype and shape.
-        treatment: ``dropped`` or ``masked`` (lossy); ``lossless`` (exact difference) or ``exact`` (no base).
+        treatment: ``dropped``, ``masked`` or ``factored`` (lossy); ``lossless`` (exact difference) or ``exact`` (no base).
             The encoder turns a tensor that did not change into ``unchanged`` and a copy into ``alias``.
         base: the tensor in the base; None for ``exact``.
         threshold: keep probability times 2**32.
         rescale: divisor of the survivors; None until the optimal one is known.
         bits: of a survivor.
         span: entries that share one scale.
+        factors: of ``factored``, the keep thresholds by row and column; `threshold` is then their mean.
     """
 
     info: TensorInfo
@@ -135,6 +175,7 @@ class TensorPlan:
     rescale: float | None = 1.0
     bits: int = 16
     span: int = GROUP
+    factors: Factors | None = None
 
     @property
     def name(self) -> str:
@@ -148,7 +189,7 @@ class TensorPlan:
 
     @property
     def drop_prob(self) -> Fraction:
-        """The exact drop probability."""
+        """The exact drop probability; of ``factored`` the mean one, rounded."""
         return 1 - Fraction(self.threshold, KEEP_ONE)
 
 
@@ -209,4 +250,15 @@ def _check_patterns(patterns: Sequence[str], source: Source, option: str) -> Non
             )
 
 
-__all__ = ["BITS", "CODINGS", "KEEP_ONE", "LOSSY", "MASKS", "Settings", "TensorPlan", "plan_tensors"]
+__all__ = [
+    "BITS",
+    "CODINGS",
+    "KEEP_MAPS",
+    "KEEP_ONE",
+    "LOSSY",
+    "MASKS",
+    "Settings",
+    "TensorPlan",
+    "plan_tensors",
+    "span_of",
+]

@@ -12,7 +12,7 @@ from assay.cli.figures import figure, number, ratio, share
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-LOSSY = ("dropped", "masked")
+LOSSY = ("dropped", "masked", "factored")
 ROWS = 8
 """Tensors shown where not all are asked for."""
 

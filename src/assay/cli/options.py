@@ -54,6 +54,46 @@ class Rescale(click.ParamType):
             self.fail(f"{value!r} is neither 'dare', 'optimal' nor a number", param, ctx)
 
 
+class Bytes(click.ParamType):
+    """A size as ``300000``, ``300kB`` or ``1.5MB``; decimal units.
+
+    >>> Bytes().convert("300kB", None, None), Bytes().convert("1.5 MB", None, None)
+    (300000, 1500000)
+    """
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes, rounded down."""
+        text = str(value).strip().lower().removesuffix("b").rstrip()
+        unit = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}.get(text[-1:], 1)
+        try:
+            return int(Fraction(text.rstrip("kmgt").rstrip()) * unit)
+        except (ValueError, ZeroDivisionError):
+            self.fail(f"{value!r} is no size; write 300000, 300kB or 1.5MB", param, ctx)
+
+
+class Shares(click.ParamType):
+    """Shares in [0, 1) separated by commas.
+
+    >>> Shares().convert("0.5,99/100", None, None)
+    (0.5, 0.99)
+    """
+
+    name = "p,p,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """One float for each part."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(Fraction(part.strip())) for part in value.split(","))
+        except (ValueError, ZeroDivisionError, OverflowError):
+            self.fail(f"{value!r} is no list of shares; write 0.5,0.9", param, ctx)
+
+
 class Weights(click.ParamType):
     """Numbers separated by commas.
 

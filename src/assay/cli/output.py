@@ -67,18 +67,24 @@ class Output:
         _console(sys.stderr).print(printable(f"warning: {text}"), style="yellow")
 
     @contextmanager
-    def progress(self, verb: str) -> Iterator[Progress]:
+    def progress(self, verb: str, *, unit: str = "bytes") -> Iterator[Progress]:
         """A callback that draws a bar on a terminal, and otherwise prints a line now and then."""
         if not sys.stderr.isatty():
             yield _lines(verb)
             return
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as Bar
 
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            DownloadColumn(),
+            DownloadColumn() if unit == "bytes" else MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
         with Bar(*columns, console=_console(sys.stderr), transient=True) as bar:

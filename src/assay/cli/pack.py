@@ -11,13 +11,14 @@ import click
 
 from assay.cli import certificates, picture
 from assay.cli.figures import size
-from assay.cli.options import FILE, Exact, Rescale, reporting, writing
+from assay.cli.options import FILE, Bytes, Exact, Rescale, reporting, writing
 from assay.cli.output import Output
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from assay.checkpoints import PackReport
+    from assay.checkpoints.keep import KeepPlan
 
 
 @click.command("pack", short_help="Pack a fine-tuned model as a delta, with a certificate.")
@@ -70,6 +71,31 @@ if TYPE_CHECKING:
 )
 @click.option("--moments", type=FILE, metavar="FILE", help="Such moments, ready-made, in a safetensors file.")
 @click.option(
+    "--energies",
+    type=FILE,
+    metavar="FILE",
+    help="What 'assay calibrate' measured of this pair: predict the drift of the outputs, and plan by it.",
+)
+@click.option(
+    "--keep-map",
+    type=click.Choice(["uniform", "tensor", "factored"]),
+    default="uniform",
+    show_default=True,
+    help="One keep probability, one for each tensor, or one for each row and column; the last two need --energies.",
+)
+@click.option(
+    "--max-drift",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="D",
+    help="Instead of --drop: the smallest delta predicted to move the outputs by at most this share of what the fine-tune does.",
+)
+@click.option(
+    "--max-size",
+    type=Bytes(),
+    metavar="SIZE",
+    help="Instead of --drop: the least predicted drift in about this many bytes, as 300kB.",
+)
+@click.option(
     "--coding",
     type=click.Choice(["entropy", "raw"]),
     default="entropy",
@@ -118,6 +144,12 @@ def command(
     FINETUNED and BASE are safetensors files, sharded folders or Hugging Face model folders; FINETUNED may also be
     a LoRA adapter.
     """
+    budget = settings["max_drift"] is not None or settings["max_size"] is not None
+    source = click.get_current_context().get_parameter_source("drop")
+    if budget and source is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError(
+            "--drop, --max-drift and --max-size exclude one another: each decides how much is dropped"
+        )
     if no_certificate and (beside or plot):
         raise click.UsageError("--no-certificate leaves nothing for --certificate or --picture to write")
     if plot is not None:
@@ -156,7 +188,20 @@ def _document(report: PackReport) -> dict[str, Any]:
         "bits_per_parameter": report.bits_per_parameter,
         "delta_ratio": report.delta_ratio,
         "warnings": list(report.warnings),
+        "predicted": None if report.keep is None else prediction(report.keep),
         "certificate": None if report.certificate is None else dict(report.certificate.document),
+    }
+
+
+def prediction(keep: KeepPlan) -> dict[str, Any]:
+    """A plan by energies as JSON."""
+    return {
+        "keep_map": keep.keep_map,
+        "bits": keep.bits,
+        "mean_keep": keep.mean_keep,
+        "drift": keep.drift,
+        "size": keep.size,
+        "basis": "predicted, first order",
     }
 
 
@@ -169,6 +214,11 @@ def _human(report: PackReport, finetuned: Path, base: Path, every: bool) -> Iter
     )
     if report.delta_ratio:
         yield f"the delta's norm is about {report.delta_ratio:.3g} times the base's (sampled)"
+    if (keep := report.keep) is not None:
+        yield (
+            f"predicted, first order: the outputs drift by {keep.drift:.3g} of what the fine-tune does to them "
+            f"(keep map {keep.keep_map}, {keep.mean_keep:.3g} of the entries kept on average); not measured"
+        )
     if report.certificate is None:
         yield "no certificate was issued"
         return

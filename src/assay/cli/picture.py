@@ -1,15 +1,18 @@
-"""One picture of a pack certificate: expected and realised error and bound, tensor by tensor."""
+"""Pictures: a pack certificate tensor by tensor, and the predicted frontier of plans."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.cli.certificates import losses
-from assay.cli.figures import number
+from assay.cli.figures import number, size
 from assay.core.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from assay.checkpoints import KeepPlan
 
 SUFFIXES = (".svg", ".png", ".pdf")
 NAMED = 80
@@ -72,5 +75,42 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
             axes.set_xlabel("tensors, in file order")
         axes.set_title(f"certificate {document['id'][:16]}", loc="left")
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
-        dateless = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[path.suffix.lower()[1:]]
-        figure.savefig(path, dpi=160, metadata=dateless)
+        _save(figure, path)
+
+
+def draw_frontier(plans: Sequence[KeepPlan], path: Path) -> None:
+    """Draw predicted drift against the size of the delta into `path`, a line for each keep map and number of bits."""
+    check(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    lines: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for plan in plans:
+        lines.setdefault((plan.keep_map, plan.bits), []).append((plan.size, plan.drift))
+    styles = dict(zip(sorted({bits for _, bits in lines}), ("-", "--", "-.", ":", (0, (1, 4))), strict=False))
+    colours = {"uniform": "grey", "tensor": "tab:blue", "factored": "tab:red"}
+    with matplotlib.rc_context({"svg.hashsalt": "frontier", "svg.fonttype": "none", "font.size": 8}):
+        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+        axes = figure.add_subplot()
+        for (keep_map, bits), points in lines.items():
+            sizes, drifts = zip(*sorted(points), strict=True)
+            axes.plot(sizes, drifts, ".", linestyle=styles[bits], color=colours[keep_map], linewidth=1,
+                      label=f"{keep_map}, {bits} bits")  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis, label in ((axes.xaxis, size), (axes.yaxis, "{:g}".format)):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _, label=label: label(value)))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("bytes of the delta, estimated")
+        axes.set_ylabel("drift of the outputs over the fine-tune's effect\n(predicted, first order)")
+        axes.grid(which="both", linewidth=0.3)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=7)
+        _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write without a date, so that the same figure gives the same bytes."""
+    dateless = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[path.suffix.lower()[1:]]
+    figure.savefig(path, dpi=160, metadata=dateless)
