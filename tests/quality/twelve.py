@@ -591,10 +591,10 @@ clockrope_hoeffding = Claim(
 
 clockrope_too_good = Claim(
     "papers.clockrope_too_good",
-    "The same with four times the exponent",
-    r"P(|S - f(\Delta)| \ge \epsilon) \le 2 e^{-2 n \epsilon^2}",
+    "The same with sixteen times the exponent",
+    r"P(|S - f(\Delta)| \ge \epsilon) \le 2 e^{-8 n \epsilon^2}",
     Rotations,
-    rotation_tail(Fraction(2)),
-    Source("ClockRoPE", "concentration, as for variables in [0, 1]"),
+    rotation_tail(Fraction(8)),
+    Source("ClockRoPE", "concentration, a slip in the exponent"),
     expect="refuted",
 )
