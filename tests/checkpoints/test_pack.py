@@ -143,6 +143,23 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path):
     assert len(outputs) == 1
 
 
+@pytest.mark.ray
+def test_ray_writes_the_same_bytes(tmp_path):
+    pytest.importorskip("ray")
+    base, finetuned = pair(tmp_path, BF16, rows=3000, columns=512)
+    for engine in ("local", "ray"):
+        pack(finetuned, base, tmp_path / f"{engine}.safetensors", bits=4, workers=2, engine=engine)
+        apply(
+            base,
+            tmp_path / f"{engine}.safetensors",
+            tmp_path / f"{engine}.out.safetensors",
+            workers=2,
+            engine=engine,
+        )
+    for kind in ("safetensors", "out.safetensors"):
+        assert (tmp_path / f"local.{kind}").read_bytes() == (tmp_path / f"ray.{kind}").read_bytes()
+
+
 def test_seeds_differ_and_repeat(tmp_path):
     base, finetuned = pair(tmp_path)
     files = []
