@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from assay.checkpoints import codec
 from assay.checkpoints.delta import INDEX, Delta, block_rows, quick_digest
 from assay.checkpoints.encode import read_base_rows
-from assay.checkpoints.engine import ordered
+from assay.checkpoints.engine import Progress, ordered, silent
 from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import TensorInfo
 from assay.checkpoints.io import Source, open_checkpoint, refuse_no_model, refuse_quantised
@@ -24,7 +24,6 @@ from assay.checkpoints.plan import LOSSY
 from assay.core.errors import InputError, RejectedError
 from assay.numerics.philox import key_for
 
-Progress = Callable[[int, int, str], None]
 MAX_HEADER_BYTES = 100_000_000
 
 
@@ -92,13 +91,9 @@ def apply(
     with open_checkpoint(base) as source:
         patch = Delta(delta)
         try:
-            return _apply(source, patch, Path(out), workers, engine, overwrite, dry_run, progress or _silent)
+            return _apply(source, patch, Path(out), workers, engine, overwrite, dry_run, progress or silent)
         finally:
             patch.close()
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    return None
 
 
 def _apply(

@@ -19,8 +19,15 @@ from assay.core.errors import InputError, MissingExtraError
 T = TypeVar("T")
 R = TypeVar("R")
 ENGINES = ("local", "ray")
+Progress = Callable[[int, int, str], None]
+"""Called with the work done, the work in total, and what is being done."""
+
 _AHEAD = 2
 """Tasks in flight per worker: enough to keep them busy, few enough to bound memory."""
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """The `Progress` of a run that nobody watches."""
 
 
 def default_workers() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from assay.checkpoints import codec
 from assay.checkpoints.apply import check_base_digest, check_base_layout, scheme_of, write_carried_base
 from assay.checkpoints.delta import Delta, block_rows
 from assay.checkpoints.encode import difference, read_base_rows
-from assay.checkpoints.engine import ordered
+from assay.checkpoints.engine import Progress, ordered, silent
 from assay.checkpoints.header import DTYPES, TensorInfo, rounded
 from assay.checkpoints.io import Source, open_checkpoint, refuse_no_model, refuse_quantised
 from assay.checkpoints.journal import Journal
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, require_space
 from assay.core.errors import InputError, RejectedError, UnknownIdError
 
-Progress = Callable[[int, int, str], None]
 METHODS = ("linear", "ties")
 
 Sparse = tuple[np.ndarray, np.ndarray]
@@ -125,7 +124,7 @@ def merge(
         try:
             return _merge(
                 source, patches, ordered_weights, method, density, Path(out),
-                workers, engine, overwrite, dry_run, progress or (lambda done, total, what: None),
+                workers, engine, overwrite, dry_run, progress or silent,
             )  # fmt: skip
         finally:
             for patch in patches:

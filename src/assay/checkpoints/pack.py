@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -31,7 +31,7 @@ from assay.checkpoints.encode import (
     read_base_rows,
     run,
 )
-from assay.checkpoints.engine import ordered
+from assay.checkpoints.engine import Progress, ordered, silent
 from assay.checkpoints.header import TensorInfo, build_header
 from assay.checkpoints.io import fingerprint, tensor_sha256
 from assay.checkpoints.job import Job, delta_ratio, identity_of, open_job, output_layout, refuse_retrained
@@ -43,8 +43,6 @@ from assay.core.certificate import Certificate
 from assay.core.errors import InputError
 from assay.missions.dare.algorithm.tails import ThresholdMethod, tail_threshold
 from assay.numerics.philox import key_for
-
-Progress = Callable[[int, int, str], None]
 
 SPARSE = 0.5
 """Share of changed entries below which a delta is called sparse already: dropping it again decays it."""
@@ -159,7 +157,7 @@ def pack(
         if not force:
             refuse_retrained(job, ratio)
         with _Sink.open(target, identity_of(job, tails, bool(certificate)), dry_run) as sink:
-            return _pack(job, sink, target, ratio, tails, certificate, workers, engine, progress or _silent)
+            return _pack(job, sink, target, ratio, tails, certificate, workers, engine, progress or silent)
     finally:
         job.close()
 
@@ -168,10 +166,6 @@ def _files(job: Job) -> list[Path]:
     """Every weights file that is read, whatever it was opened by."""
     own = job.finetuned.own_shards if isinstance(job.finetuned, Adapter) else ()
     return [shard.path for shard in (*job.base.shards, *job.finetuned.shards, *own)]
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    return None
 
 
 @dataclass(slots=True)
