@@ -140,6 +140,7 @@ def test_threads_record_together(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "GROUP_SECONDS", 0)
     out = tmp_path / "o"
     real = os.pwrite
     with Journal.open(out, IDENTITY) as journal:
@@ -161,6 +162,30 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: p
         journal.record("b", None)
     with Journal.open(out, IDENTITY) as journal:
         assert list(journal.done) == ["a", "b"]
+
+
+def test_work_is_journalled_in_groups_after_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "o"
+    synced: list[list[str]] = []
+    clock = 0.0
+    monkeypatch.setattr(journal_module.time, "monotonic", lambda: clock)
+    with Journal.open(out, IDENTITY, sync=lambda keys: synced.append(list(keys))) as journal:
+        empty = journal.path.stat().st_size
+        journal.record("a", 1)
+        clock = 0.5
+        journal.record("b", 2)
+        assert dict(journal.done) == {"a": 1, "b": 2}
+        assert (synced, journal.path.stat().st_size) == ([], empty)
+        clock = 1.0
+        journal.record("c", 3)
+        assert synced == [["a", "b", "c"]]
+        with pytest.raises(KeyError), journal.flushed():
+            journal.record("d", 4)
+            raise KeyError
+        assert synced[1:] == [["d"]]
+    assert len(synced) == 2
+    with Journal.open(out, IDENTITY) as journal:
+        assert dict(journal.done) == {"a": 1, "b": 2, "c": 3, "d": 4}
 
 
 def _run(out: Path, die_at: int) -> list[str] | None:
@@ -187,13 +212,14 @@ def _run(out: Path, die_at: int) -> list[str] | None:
             return pwrite(descriptor, data, offset)
 
         os.pwrite = dying
-        with Journal.open(out, {"seed": 1}) as journal:
-            with CheckpointWriter(out, layout, keep=True) as writer:
+        journal_module.GROUP_SECONDS = 0
+        writer = CheckpointWriter(out, layout, keep=True)
+        with Journal.open(out, {"seed": 1}, sync=writer.sync) as journal:
+            with writer:
                 for i, name in enumerate(names):
                     if name in journal.done and writer.mark_written(name):
                         continue
                     writer.append(name, bytes([i]) * 1000)
-                    writer.sync(name)
                     if name not in journal.done:
                         journal.record(name, None)
                     os.write(send, f"{name} ".encode())

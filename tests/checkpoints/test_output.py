@@ -512,7 +512,7 @@ def test_a_kept_partial_is_resumed_only_where_it_is_the_same(folder: bool, tmp_p
     with suppress(KeyboardInterrupt), CheckpointWriter(out, layout, **options) as writer:
         assert not writer.mark_written("a")
         writer.write_at("a", 0, b"aaaa")
-        writer.sync("a")
+        writer.sync(["a"])
         raise KeyboardInterrupt
     assert not out.exists()
     with CheckpointWriter(out, layout, **options) as writer:

@@ -127,7 +127,7 @@ def _apply(
         "base": patch.base,
         "at": str(base.path),
     }
-    with Journal.open(target, identity) as journal, writer:
+    with Journal.open(target, identity, sync=writer.sync) as journal, writer, journal.flushed():
         done = [name for name in writer.tensors if name in journal.done and writer.mark_written(name)]
         todo = [name for name in writer.tensors if name not in done]
         total = sum(info.nbytes for info in writer.tensors.values())
@@ -137,7 +137,6 @@ def _apply(
             progress(position, total, name)
             _write_tensor(base, patch, name, results, writer)
             if name not in journal.done:
-                writer.sync(name)
                 journal.record(name, True)
             position += writer.tensors[name].nbytes
         if folder:

@@ -7,6 +7,8 @@ the rest is done again.  ``OUT.data.partial`` holds bytes that finished work pro
 that file was, and what lies beyond the last believed line is cut off.
 
 Work is journalled only after the disk has its data, so what the journal says survives a power failure too.
+Waiting for the disk is dear, so finished work is journalled in groups, `GROUP_SECONDS` apart: a killed run repeats at
+most that much.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -24,6 +28,9 @@ from assay.checkpoints.output import FileLock, disk_errors
 from assay.core.errors import AssayError, InputError
 
 JOURNAL_VERSION = 1
+GROUP_SECONDS = 1.0
+"""Finished work waits this long for more before the disk is made to hold it."""
+
 _CHECK_DIGITS = 32
 
 
@@ -117,9 +124,19 @@ class Journal:
     ({}, 0)
     """
 
-    def __init__(self, lock: FileLock, output: Path, identity: Mapping[str, Any], data: PartialData) -> None:
+    def __init__(
+        self,
+        lock: FileLock,
+        output: Path,
+        identity: Mapping[str, Any],
+        data: PartialData,
+        sync: Callable[[Sequence[str]], None] | None,
+    ) -> None:
         self.path = lock.path
         self.data = data
+        self._sync = sync
+        self._waiting: list[dict[str, Any]] = []
+        self._since = time.monotonic()
         self._lock = lock
         self._output = output
         self._mutex = threading.Lock()
@@ -129,15 +146,22 @@ class Journal:
             os.ftruncate(lock.descriptor, self._size)
         data.truncate(data_end)
         if self._size == 0:
-            self._write_line({"assay-journal": JOURNAL_VERSION, "identity": dict(identity)})
+            self._write_lines([{"assay-journal": JOURNAL_VERSION, "identity": dict(identity)}])
 
     @classmethod
-    def open(cls, out: str | os.PathLike[str], identity: Mapping[str, Any]) -> Self:
+    def open(
+        cls,
+        out: str | os.PathLike[str],
+        identity: Mapping[str, Any],
+        *,
+        sync: Callable[[Sequence[str]], None] | None = None,
+    ) -> Self:
         """Open or begin the journal of an output.
 
         Args:
             out: the output that the run will write.
             identity: all that determines the output, as JSON; a journal of another identity is discarded.
+            sync: makes the disk hold what the work of these keys wrote elsewhere than in `data`.
 
         Raises:
             InputError: another run holds the journal, or it cannot be written.
@@ -148,7 +172,7 @@ class Journal:
         data: PartialData | None = None
         try:
             data = PartialData(output.with_name(output.name + ".data.partial"), output=output)
-            return cls(lock, output, identity, data)
+            return cls(lock, output, identity, data, sync)
         except BaseException:
             if data is not None:
                 data.close()
@@ -161,7 +185,7 @@ class Journal:
         return MappingProxyType(self._done)
 
     def record(self, key: str, payload: Any) -> None:
-        """Record a finished piece of work; thread-safe; on return the disk has it.
+        """Record a finished piece of work; thread-safe; the disk has it within `GROUP_SECONDS`, or on `close`.
 
         Args:
             key: its name, recorded once.
@@ -174,24 +198,51 @@ class Journal:
         with self._mutex:
             if key in self._done:
                 raise ValueError(f"{key!r} is already in the journal")
-            self.data.sync()
-            self._write_line({"data_end": self.data.end, "key": key, "payload": payload})
+            self._waiting.append({"data_end": self.data.end, "key": key, "payload": payload})
             self._done[key] = payload
+            if time.monotonic() - self._since >= GROUP_SECONDS:
+                self._flush()
 
-    def _write_line(self, content: Mapping[str, Any]) -> None:
-        check = _check_of(self._check, content)
-        line = (_canonical({**content, "check": check}) + "\n").encode()
+    @contextmanager
+    def flushed(self) -> Iterator[None]:
+        """Journal what waits at the end of the block, while what `sync` needs is still open; on errors too."""
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Make the disk hold the data of what waits, then journal it."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            try:
+                self.data.sync()
+                if self._sync is not None:
+                    self._sync([entry["key"] for entry in waiting])
+                self._write_lines(waiting)
+            except BaseException:
+                for entry in waiting:
+                    del self._done[entry["key"]]
+                raise
+        self._since = time.monotonic()
+
+    def _write_lines(self, contents: Sequence[Mapping[str, Any]]) -> None:
+        check, lines = self._check, b""
+        for content in contents:
+            check = _check_of(check, content)
+            lines += (_canonical({**content, "check": check}) + "\n").encode()
         descriptor = self._lock.descriptor
         try:
             with disk_errors(self._output):
                 written = 0
-                while written < len(line):
-                    written += os.pwrite(descriptor, line[written:], self._size + written)
+                while written < len(lines):
+                    written += os.pwrite(descriptor, lines[written:], self._size + written)
                 os.fdatasync(descriptor)
         except InputError:
             os.ftruncate(descriptor, self._size)
             raise
-        self._check, self._size = check, self._size + len(line)
+        self._check, self._size = check, self._size + len(lines)
 
     def _believe(self, identity: Mapping[str, Any]) -> tuple[str, int, int]:
         """Read the lines that hold; return the last check, their length, and the length of their data."""
@@ -219,10 +270,18 @@ class Journal:
         """Delete journal and data and give up the lock: call it once the output is in place."""
         self.data.path.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
-        self.close()
+        self._release()
 
     def close(self) -> None:
-        """Give up the lock and keep the files, for a run that will resume."""
+        """Give up the lock and keep the files, for a run that will resume; does nothing the second time."""
+        try:
+            with self._mutex:
+                self._flush()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._waiting = []
         self.data.close()
         self._lock.release()
 

@@ -172,7 +172,7 @@ def _merge(
         "deltas": [[patch.id, patch.plan_id] for patch in patches],
         "settings": [method, float(density).hex(), *(w.hex() for w in weights)],
     }
-    with Journal.open(target, identity) as journal, writer:
+    with Journal.open(target, identity, sync=writer.sync) as journal, writer, journal.flushed():
         done = [name for name in writer.tensors if name in journal.done and writer.mark_written(name)]
         todo = [name for name in writer.tensors if name not in done]
         total = sum(info.nbytes for info in writer.tensors.values())
@@ -183,7 +183,6 @@ def _merge(
             progress(position, total, name)
             _write_tensor(base, patches, name, results, writer)
             if name not in journal.done:
-                writer.sync(name)
                 journal.record(name, True)
             position += writer.tensors[name].nbytes
         if base.is_folder:

@@ -649,10 +649,11 @@ class CheckpointWriter:
             self._written[name] = [(0, info.nbytes)]
         return True
 
-    def sync(self, name: str) -> None:
-        """Wait until the disk holds what was written of this tensor; call it before journalling that."""
-        with self._descriptor(self.tensors[name].shard) as descriptor, disk_errors(self.out):
-            os.fdatasync(descriptor)
+    def sync(self, names: Iterable[str]) -> None:
+        """Wait until the disk holds what was written of these tensors; call it before journalling that."""
+        for shard in sorted({self.tensors[name].shard for name in names}):
+            with self._descriptor(shard) as descriptor, disk_errors(self.out):
+                os.fdatasync(descriptor)
 
     def write_file(self, name: str, data: bytes) -> None:
         """Write a carried file into the folder.
