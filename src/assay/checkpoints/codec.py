@@ -317,12 +317,10 @@ def decode_block(
                 index, symbols, scales, scheme.span, float(scheme.levels), keep, value
             )
     else:
-        bfloats = _merge([_decode(*stream, kept, "survivors") for stream in streams], np.uint16)
-        if np.any((bfloats & 0x7F80) == 0x7F80):
+        low, high = (_decode(*stream, kept, "survivors") for stream in streams)
+        divisor = np.array([scheme.rescale]) if keep is None else keep
+        if not kernels.decode_bfloat16(low, high, divisor, value):
             raise InputError("a survivor of this block is not finite: the delta is damaged")
-        with np.errstate(over="ignore"):
-            wide = (bfloats.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-            value[:] = wide / (scheme.rescale if keep is None else keep)
     return index, value
 
 

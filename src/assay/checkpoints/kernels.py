@@ -431,6 +431,20 @@ def dequantise(index, symbols, scales, span, levels, rescale, value):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def decode_bfloat16(low, high, divisor, value):
+    """Decoded values of bfloat16 survivors from their byte planes; False if one is not finite.
+
+    divisor   float64 [1], of all survivors, or one for each
+    """
+    finite = True
+    for e in range(low.size):
+        bits = np.uint16(np.uint16(low[e]) | np.uint16(np.uint16(high[e]) << np.uint16(8)))
+        finite &= (bits & np.uint16(0x7F80)) != np.uint16(0x7F80)
+        value[e] = np.float32(np.float64(float_of(bits)) / divisor[e if divisor.size > 1 else 0])
+    return finite
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def add_bfloat16(bits, index, value):
     """Add ``value`` in place to the bfloat16 numbers at ``index``, rounding to nearest even.
 

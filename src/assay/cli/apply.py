@@ -11,6 +11,7 @@ import click
 from assay.cli.figures import size
 from assay.cli.options import FILE, reporting, writing
 from assay.cli.output import Output
+from assay.cli.startup import skip_blas
 
 
 @click.command("apply", short_help="Unpack a delta onto its base.")
@@ -23,6 +24,7 @@ def command(base: Path, delta: Path, target: Path, dry_run: bool, out: Output, *
 
     BASE must be the checkpoint that the delta was packed against, which is checked by digest.
     """
+    skip_blas()
     from assay.checkpoints import apply
 
     with out.progress("apply") as progress:

@@ -11,6 +11,7 @@ import click
 from assay.cli.figures import figure, size
 from assay.cli.options import FILE, Weights, reporting, writing
 from assay.cli.output import Output
+from assay.cli.startup import skip_blas
 
 
 @click.command("merge", short_help="Merge several deltas on one base.")
@@ -40,6 +41,7 @@ def command(
 
     All deltas must have been packed against BASE, which is checked by digest.
     """
+    skip_blas()
     from assay.checkpoints import merge
 
     with out.progress("merge") as progress:

@@ -13,6 +13,7 @@ from assay.cli import certificates, picture
 from assay.cli.figures import size
 from assay.cli.options import FILE, Bytes, Exact, Rescale, reporting, writing
 from assay.cli.output import Output
+from assay.cli.startup import skip_blas
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -154,6 +155,7 @@ def command(
         raise click.UsageError("--no-certificate leaves nothing for --certificate or --picture to write")
     if plot is not None:
         picture.check(plot)
+    skip_blas()
     from assay.checkpoints import pack
 
     with out.progress("pack") as progress:
