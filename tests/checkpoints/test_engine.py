@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
+from assay.checkpoints.encode import RowDigest
 from assay.checkpoints.engine import ordered
 from assay.core.errors import InputError
 
@@ -52,3 +56,22 @@ def test_impossible_settings_are_refused(wrong):
 def test_ray_gives_the_same_results():
     pytest.importorskip("ray")
     assert list(ordered(math.isqrt, range(40), workers=2, engine="ray")) == [math.isqrt(n) for n in range(40)]
+
+
+def test_a_digest_sees_rows_in_order_from_any_thread():
+    rows = np.arange(600, dtype=np.uint16).reshape(60, 10)
+    digest = RowDigest()
+    starts = list(range(0, 60, 4))
+    with ThreadPoolExecutor(4) as pool:
+        for start in starts:
+            pool.submit(digest.update, start, start + 4, rows[start : start + 4])
+    assert digest.hexdigest() == hashlib.sha256(rows.tobytes()).hexdigest()
+
+
+def test_an_abandoned_digest_lets_those_who_wait_go():
+    digest = RowDigest()
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(digest.update, 4, 8, np.zeros((4, 2), np.uint8))
+        digest.abandon()
+        with pytest.raises(RuntimeError, match="earlier block"):
+            late.result(timeout=10)

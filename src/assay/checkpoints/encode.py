@@ -1,12 +1,15 @@
 """One task of a pack: a block of rows differenced, masked, quantised and coded; or a tensor's digest.
 
-Tasks are plain values and the functions here are pure, so they run in any thread or process, in any order.
+Tasks are plain values and the functions here are pure, so they run in any thread or process, in any order.  One thing
+is shared, by threads alone: the `RowDigest` of a tensor, which sees each row while it is in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import xxhash
@@ -24,9 +27,55 @@ Bits = np.ndarray
 _BASE, _FINETUNED = ReadBuffer(), ReadBuffer()
 
 
+class RowDigest:
+    """sha256 of a tensor whose rows several threads read: each waits until the rows before its own are in.
+
+    Tasks must be begun in the order of their rows.
+
+    >>> digest = RowDigest()
+    >>> digest.update(0, 2, np.arange(4)), digest.update(2, 3, np.arange(2))
+    (None, None)
+    >>> digest.hexdigest() == hashlib.sha256(np.array([0, 1, 2, 3, 0, 1]).data).hexdigest()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._next = 0
+        self._abandoned = False
+        self._turn = threading.Condition()
+
+    def update(self, start: int, stop: int, rows: np.ndarray) -> None:
+        """Take in rows ``start..stop``, as they lie in the file, once those before `start` are in.
+
+        Raises:
+            RuntimeError: an earlier row will never come.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._abandoned or self._next == start)
+            if self._abandoned:
+                raise RuntimeError("an earlier block of this tensor failed")
+            self._digest.update(rows.ravel().data)
+            self._next = stop
+            self._turn.notify_all()
+
+    def abandon(self) -> None:
+        """Let those who wait give up."""
+        with self._turn:
+            self._abandoned = True
+            self._turn.notify_all()
+
+    def hexdigest(self) -> str:
+        """The digest of the rows so far, in hex."""
+        return self._digest.hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """Rows ``start..stop`` of one tensor; `weight` and `moment` are its inputs' second moments, if measured."""
+    """Rows ``start..stop`` of one tensor; `weight` and `moment` are its inputs' second moments, if measured.
+
+    `digests` are to see the rows of the sides ``base`` and ``finetuned``.
+    """
 
     base: Source
     finetuned: Source
@@ -37,11 +86,12 @@ class EncodeTask:
     stop: int
     weight: np.ndarray | None = None
     moment: np.ndarray | None = None
+    digests: Mapping[str, RowDigest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DigestTask:
-    """sha256 of one tensor of one side."""
+    """sha256 of one tensor of one side, where no `RowDigest` can see its rows."""
 
     source: Source
     name: str
@@ -84,19 +134,30 @@ def run(task: EncodeTask | DigestTask) -> list[EncodedRows] | str:
     """Carry a task out, in a worker."""
     if isinstance(task, DigestTask):
         return tensor_sha256(task.source.tensors[task.name], task.source)
-    if task.plan.treatment == "masked":
-        return _encode_masked(task)
-    return [_encode_rows(task, None)]
+    try:
+        return _encode_masked(task) if task.plan.treatment == "masked" else [_encode_rows(task, None)]
+    except BaseException:
+        for digest in task.digests.values():
+            digest.abandon()
+        raise
 
 
 def read_base_rows(
-    base: Source, old: TensorInfo, new: TensorInfo, start: int, stop: int, buffer: ReadBuffer | None = None
+    base: Source,
+    old: TensorInfo,
+    new: TensorInfo,
+    start: int,
+    stop: int,
+    buffer: ReadBuffer | None = None,
+    digest: RowDigest | None = None,
 ) -> tuple[Bits, bytes]:
     """The base's rows as bits of the output's type, and the quick digest of what was read.
 
-    Values of another type are rounded to nearest even.
+    Values of another type are rounded to nearest even.  `digest` sees what was read.
     """
     bits = base.read_rows(old.name, start, stop, buffer)
+    if digest is not None:
+        digest.update(start, stop, bits)
     check = xxhash.xxh3_128_digest(bits.data)
     if old.dtype != new.dtype:
         bits = rounded(bits.view(DTYPES[old.dtype]), new.dtype).view(new.bits_dtype)
@@ -113,10 +174,14 @@ def difference(base: Bits, finetuned: Bits, dtype: str) -> np.ndarray:
 def _encode_rows(task: EncodeTask, keep: np.ndarray | None) -> EncodedRows:
     plan, info = task.plan, task.plan.info
     finetuned = task.finetuned.read_rows(plan.name, task.start, task.stop, _FINETUNED)
+    if "finetuned" in task.digests:
+        task.digests["finetuned"].update(task.start, task.stop, finetuned)
     digest = xxhash.xxh3_128_digest(finetuned.data)
     if plan.base is None or task.start >= plan.base_rows:
         return EncodedRows(codec.encode_exact(finetuned, task.coding), None, digest, None, False)
-    base, check = read_base_rows(task.base, plan.base, info, task.start, task.stop, _BASE)
+    base, check = read_base_rows(
+        task.base, plan.base, info, task.start, task.stop, _BASE, task.digests.get("base")
+    )
     same = (check == digest or plan.base.dtype != info.dtype) and bool(np.array_equal(base, finetuned))
     if plan.treatment not in LOSSY:
         return EncodedRows(codec.encode_lossless(base, finetuned, task.coding), None, digest, check, same)

@@ -26,6 +26,7 @@ from assay.checkpoints.encode import (
     DigestTask,
     EncodedRows,
     EncodeTask,
+    RowDigest,
     difference,
     encode_tasks,
     read_base_rows,
@@ -244,11 +245,12 @@ def _pack(
     todo = [plan for plan in plans if plan.name not in sink.done]
     total = sum(plan.info.nbytes for plan in plans)
     position = total - sum(plan.info.nbytes for plan in todo)
-    results = ordered(run, _tasks(job, todo, certified), workers=workers, engine=engine)
+    digests = {plan.name: _digests(job, plan, engine) for plan in todo} if certified else {}
+    results = ordered(run, _tasks(job, todo, digests), workers=workers, engine=engine)
     aliases = {tuple(e["alias"]): name for name, e in reversed(sink.done.items()) if e["alias"]}
     for plan in todo:
         progress(position, total, plan.name)
-        entry = _collect(job, plan, results, sink, certified, tails)
+        entry = _collect(job, plan, results, sink, digests.get(plan.name), tails)
         original = aliases.setdefault(tuple(entry["alias"]), plan.name) if entry["alias"] else plan.name
         if original != plan.name:
             sink.take_back(entry.pop("begin"))
@@ -284,7 +286,7 @@ def _with_optimal_rescales(
     if not unknown:
         return job.plans
     measured = [dataclasses.replace(plan, treatment="dropped", threshold=0) for plan in unknown]
-    results = ordered(run, _tasks(job, measured, False), workers=workers, engine=engine)
+    results = ordered(run, _tasks(job, measured, {}), workers=workers, engine=engine)
     known: dict[str, TensorPlan] = {}
     for number, (plan, measuring) in enumerate(zip(unknown, measured, strict=True)):
         progress(number, len(unknown), f"measuring {plan.name}")
@@ -298,13 +300,29 @@ def _with_optimal_rescales(
     return tuple(known.get(plan.name, plan) for plan in job.plans)
 
 
-def _tasks(job: Job, plans: Iterable[TensorPlan], certified: bool) -> Iterator[EncodeTask | DigestTask]:
+Digests = Mapping[str, RowDigest | None]
+"""By side; None where a task of its own computes the digest."""
+
+
+def _tasks(
+    job: Job, plans: Iterable[TensorPlan], digests: Mapping[str, Digests]
+) -> Iterator[EncodeTask | DigestTask]:
+    """The tasks of `plans`, tensor by tensor: first the digests that need one, then the blocks."""
     for plan in plans:
-        if certified:
-            yield DigestTask(job.finetuned, plan.name)
-            if plan.name in job.base.tensors:
-                yield DigestTask(job.base, plan.name)
-        yield from encode_tasks(_whole(job, plan))
+        sides = digests.get(plan.name, {})
+        yield from (DigestTask(getattr(job, side), plan.name) for side in sides if sides[side] is None)
+        seen = {side: digest for side, digest in sides.items() if digest is not None}
+        yield from encode_tasks(dataclasses.replace(_whole(job, plan), digests=seen))
+
+
+def _digests(job: Job, plan: TensorPlan, engine: str) -> Digests:
+    """What digests a tensor: a side whose rows this process's threads all read is digested on the way."""
+    here = engine == "local"
+    sides: dict[str, RowDigest | None] = {"finetuned": RowDigest() if here else None}
+    if plan.name in job.base.tensors:
+        whole = here and plan.base is not None and plan.base_rows == plan.base.rows
+        sides["base"] = RowDigest() if whole else None
+    return sides
 
 
 def _whole(job: Job, plan: TensorPlan) -> EncodeTask:
@@ -327,14 +345,13 @@ def _blocks(job: Job, plan: TensorPlan, results: Iterator[Any]) -> Iterator[Enco
 
 
 def _collect(
-    job: Job, plan: TensorPlan, results: Iterator[Any], sink: _Sink, certified: bool, tails: str
+    job: Job, plan: TensorPlan, results: Iterator[Any], sink: _Sink, digests: Digests | None, tails: str
 ) -> dict[str, Any]:
-    """Take in one tensor's results: its payload into the sink, its plan and certificate records returned."""
-    digests = {}
-    if certified:
-        digests["finetuned"] = next(results)
-        if plan.name in job.base.tensors:
-            digests["base"] = next(results)
+    """Take in one tensor's results: its payload into the sink, its plan and certificate records returned.
+
+    There is a certificate record if there are `digests`.
+    """
+    known = {side: next(results) for side, digest in (digests or {}).items() if digest is None}
     sums, begin = TensorSums(plan), sink.end
     for rows in _blocks(job, plan, results):
         sink.append(rows.payload)
@@ -343,12 +360,17 @@ def _collect(
     if treatment == "unchanged":
         sink.take_back(begin)
         sums.blocks.clear()
+    certified = digests is not None
+    known = {
+        side: known[side] if digest is None else digest.hexdigest()
+        for side, digest in (digests or {}).items()
+    }
     more = _largest_output(job, plan, sums, tails) if certified and treatment == "dropped" else []
     facts = sums.facts(job.calibrated(plan), job.moment(plan) is not None)
     record = certificates.tensor_record(
         plan,
         treatment,
-        digests,
+        known,
         kept=sums.kept,
         facts=facts,
         calibrated=job.calibrated(plan),
