@@ -270,10 +270,11 @@ def test_foreign_files_are_kept_unless_told_otherwise(tmp_path: Path) -> None:
 
 def test_our_own_outputs_may_be_replaced(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"w": W}, tmp_path / "d.safetensors", metadata={"format": "assay-delta"})
+    safetensors.numpy.save_file({"w": W}, tmp_path / "topics.delta", metadata={"format": "assay-delta"})
     (tmp_path / "c.json").write_text('{"format": "assay-certificate"}')
     with AtomicFolder(tmp_path / "model"):
         pass
-    for name in ("d.safetensors", "c.json", "model"):
+    for name in ("d.safetensors", "topics.delta", "c.json", "model"):
         assert is_assay_output(tmp_path / name)
         check_output(tmp_path / name, folder=name == "model")
 

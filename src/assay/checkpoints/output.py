@@ -20,7 +20,7 @@ import os
 import shutil
 import threading
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -116,7 +116,7 @@ def check_output(
         )
     if not overwrite and not is_assay_output(place):
         raise InputError(
-            f"{place} exists and was not written by assay; choose another output or allow overwriting"
+            f"{place} exists and was not written by assay; choose another output, or pass --overwrite"
         )
     return place
 
@@ -134,16 +134,19 @@ def is_assay_output(path: Path) -> bool:
         return (path / MARKER).is_file() or not any(path.iterdir())
     if not path.is_file():
         return False
-    try:
-        if path.suffix == ".safetensors":
-            shard, _ = read_shard(path, path.name, 0)
-            return shard.metadata.get("format", "").startswith("assay-")
-        if path.stat().st_size > _MAX_SNIFFED_JSON_BYTES:
-            return False
-        document = strict_json(path.read_bytes(), file=str(path))
-    except InputError:
-        return False  # unreadable as one of ours, hence not one of ours
-    return isinstance(document, dict) and str(document.get("format", "")).startswith("assay-")
+    return any(said.startswith("assay-") for said in _formats(path))
+
+
+def _formats(path: Path) -> Iterator[str]:
+    """What a file says its format is: in a safetensors header, whatever the file's name, or as a JSON document."""
+    with suppress(InputError):  # unreadable as one of ours, hence not one of ours
+        shard, _ = read_shard(path, path.name, 0)
+        yield shard.metadata.get("format", "")
+    with suppress(InputError, OSError):
+        if path.stat().st_size <= _MAX_SNIFFED_JSON_BYTES:
+            document = strict_json(path.read_bytes(), file=str(path))
+            if isinstance(document, dict):
+                yield str(document.get("format", ""))
 
 
 def require_space(path: str | os.PathLike[str], needed: int) -> None:
