@@ -13,7 +13,7 @@ def skip_blas() -> None:
     """
     if "numba.np.arraymath" in sys.modules or "scipy.linalg" in sys.modules:
         return
-    import numba  # noqa: F401  # before the search is blocked: it looks at scipy's version
+    import numba  # before the search is blocked: it looks at scipy's version
 
     sys.modules["scipy.linalg"] = None  # type: ignore[assignment]  # an import of it fails while this stands
     try:
