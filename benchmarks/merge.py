@@ -78,11 +78,18 @@ def commands(work: Path, size: str, mergekit: Path | None, copy: str) -> dict[st
     out = work / "out"
     assay: list[str | Path] = [sys.executable, "-m", "assay"]
     pack = [*assay, "pack", finetuned, "--base", base, "--bits", "4", "--drop", "0.9", "-o"]
+    bare = [*assay, "pack", finetuned, "--base", base, "--bits", "16", "--drop", "0.9", "--coding", "raw"]
+    bare += [
+        "--no-certificate",
+        "-o",
+    ]  # the work that mergekit does too: no quantiser, entropy coder, certificate
     found: dict[str, list[str | Path]] = {
         "pack": [*pack, out / "certified"],
         "pack, no certificate": [*pack, out / "delta", "--no-certificate"],
         "merge": [*assay, "merge", base, out / "delta", "-o", out / "merged"],
         "apply": [*assay, "apply", base, out / "delta", "-o", out / "applied"],
+        "pack, bare": [*bare, out / "bare"],
+        "merge, bare": [*assay, "merge", base, out / "bare", "-o", out / "merged-bare"],
         "copy": [sys.executable, "-c", COPY.format(library=copy), finetuned, out / "copy"],
     }
     if mergekit is not None:
@@ -109,7 +116,7 @@ def measure(work: Path, mergekit: Path | None, copy: str, rounds: int) -> dict[s
 
 
 def table(runs: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
-    """Medians; and, with mergekit, the ratios to it of packing and merging together."""
+    """Medians; and, with mergekit, the ratios to it of packing, of merging, and of both together."""
 
     def median(size: str, name: str, field: str) -> float:
         return statistics.median(getattr(run, field) for run in runs[size][name])
@@ -125,7 +132,9 @@ def table(runs: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
         return "\n".join(lines)
     lines.append("")
     whole, start = (median(size, "mergekit", "cpu") for size in ("large", "tiny"))
-    for parts in (("pack", "merge"), ("pack, no certificate", "merge"), ("merge",)):
+    alone = [(part,) for part in runs["large"] if part.split(",")[0] in ("pack", "merge")]
+    pairs = [("pack", "merge"), ("pack, no certificate", "merge"), ("pack, bare", "merge, bare")]
+    for parts in (*alone, *pairs):
         ours = sum(median("large", part, "cpu") for part in parts)
         net = ours - sum(median("tiny", part, "cpu") for part in parts)
         memory = max(median("large", part, "megabytes") for part in parts)
