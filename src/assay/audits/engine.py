@@ -16,6 +16,7 @@ from assay.audits.space import has_strategy
 from assay.audits.statistical import audit_by_sampling
 from assay.audits.store import Store
 from assay.audits.target import Stopped, Target, shown, sides_function
+from assay.audits.widen import dropped
 from assay.core.catalog import catalog
 from assay.core.claim import Claim, Limit
 from assay.core.errors import InputError, UnknownIdError
@@ -69,7 +70,7 @@ def audit(
         claim: what to attack.
         seconds: the budget, on one core; shrinking is included.
         seed: of the search; statistical draws have their own seeds, from the claim's digest.
-        without: names of premises to drop.
+        without: names of premises to drop; fields whose ranges imply them are widened.
         attacks: names of the attacks to use, all by default.
         store: counterexamples found before, tried first; a new one is added.
         claims: where to look up what implies a limit; the catalogue by default.
@@ -95,7 +96,7 @@ def audit(
         raise InputError(f"an audit needs at least one attack of {', '.join(ATTACKS)}")
     if isinstance(claim.form, Limit):
         return _audit_limit(claim, seconds, seed, claims)
-    claim = claim.without(*without)
+    claim = dropped(claim, without)
     if sides_function(claim) is None:
         has_strategy(claim.instance)
         return audit_by_sampling(claim, seconds=seconds, seed=seed, without=tuple(without), store=store)

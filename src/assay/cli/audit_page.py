@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -121,8 +121,10 @@ def verdict_rows(claim: Claim, instance: Any, verdict: Verdict) -> Iterator[Rend
     yield _table([("because", verdict.reason), *_instance(instance), *_verdict(verdict)])
 
 
-def ablation_document(claim: Claim, ablations: Sequence[Ablation]) -> dict[str, Any]:
-    """Which premises carry a claim, as JSON."""
+def ablation_document(
+    claim: Claim, ablations: Sequence[Ablation], replays: Mapping[str, str]
+) -> dict[str, Any]:
+    """Which premises carry a claim, as JSON; `replays` are the command lines that show the witnesses again."""
     return {
         "claim": claim.id,
         "premises": [
@@ -131,13 +133,17 @@ def ablation_document(claim: Claim, ablations: Sequence[Ablation]) -> dict[str, 
                 "role": a.role,
                 "reason": a.reason,
                 "witness": a.witness and counterexample_document(a.witness),
+                "replay": replays.get(a.premise.name),
+                "effort": a.report and a.report.to_dict()["effort"],
             }
             for a in ablations
         ],
     }
 
 
-def ablation_page(claim: Claim, ablations: Sequence[Ablation]) -> Iterator[RenderableType]:
+def ablation_page(
+    claim: Claim, ablations: Sequence[Ablation], replays: Mapping[str, str]
+) -> Iterator[RenderableType]:
     """Which premises carry a claim."""
     from rich.text import Text
 
@@ -148,6 +154,7 @@ def ablation_page(claim: Claim, ablations: Sequence[Ablation]) -> Iterator[Rende
             "" if a.witness is None else ", ".join(f"{k} = {v}" for k, v in _instance(a.witness.instance))
         )
         rows.append((a.premise.name, f"{a.role}: {' '.join(witness.split()) or a.reason}"))
+        rows += [("  replay", replays[a.premise.name])] if a.premise.name in replays else []
     yield _table(rows) if rows else "it has none"
     yield ""
 
