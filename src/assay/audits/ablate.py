@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.audits.engine import audit
 from assay.audits.report import AuditReport
+from assay.audits.shrink import cost
 from assay.audits.target import shown, sides_function
 from assay.audits.widen import dropped, fails
 from assay.core.claim import Claim, Limit, Premise
 from assay.core.errors import InputError
 from assay.core.verdict import Counterexample, evaluate
-
-ROLES = ("needed", "defines", "not needed as far as seen", "never broken", "fixed", "undecided")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,12 @@ def _ablation(claim: Claim, premise: Premise, seconds: float, seed: int) -> Abla
     if sampled and report.outcome == "survived":
         return Ablation(premise, "not needed as far as seen", report.reason, None, report)
     if report.outcome == "survived":
-        count = f"{report.effort.accepted} of {report.effort.proposed} instances break it and only it"
-        if report.exhaustive:
-            count = f"all {report.effort.accepted} instances that break it and only it"
+        tried = f"the claim holds on all {report.effort.accepted} instances tried that break it and meet the others"
         if outside.first:
-            return Ablation(premise, "defines", f"{outside.first}; elsewhere {count}, and hold", None, report)
-        return Ablation(
-            premise, "not needed as far as seen", f"{count}, and the claim holds on them", None, report
-        )
+            return Ablation(
+                premise, "defines", f"{outside.first}; where it is defined, {tried}", None, report
+            )
+        return Ablation(premise, "not needed as far as seen", tried, None, report)
     if report.effort.accepted == 0:
         if outside.first:
             return Ablation(premise, "defines", outside.first, None, report)
@@ -97,13 +95,15 @@ def _ablation(claim: Claim, premise: Premise, seconds: float, seed: int) -> Abla
 
 @dataclass
 class Outside:
-    """The first instance on which the claim turned out not to be defined, in words."""
+    """The plainest instance on which the claim turned out not to be defined, in words."""
 
     first: str = ""
+    cost: tuple[float, float] = (math.inf, math.inf)
 
     def note(self, what: str, error: object, instance: Any) -> None:
-        """Keep it, if it is the first."""
-        self.first = self.first or f"{what} {error} on {shown(instance)}".strip()
+        """Keep it, if it is plainer than what was noted before."""
+        if cost(instance) < self.cost:
+            self.first, self.cost = f"{what} {error} on {shown(instance)}".strip(), cost(instance)
 
 
 def broken(claim: Claim, premise: Premise, kind: type, outside: Outside) -> Claim:

@@ -76,22 +76,27 @@ class Leaf:
         """The value at `position` in [0, 1] of the range.
 
         `warp` stretches the range: ``ends`` spends half of each side on the last thousandth before an end,
-        ``zero`` does so around 0.
+        ``zero`` does so around 0.  Ranges of many decades are stretched further, down to a thousandth.
         """
         low, span = self._floats
         if warp == "linear" or self.kind is not Fraction:
             return self._settle(low + span * position)
         side = 2 * position - 1  # in [-1, 1]
         if warp == "ends":
-            inset = dyadic(span / 2 * 10.0 ** (-6 * abs(side)))
+            inset = dyadic(span / 2 * 10.0 ** (-self._decades * abs(side)))
             value = self.range.low + inset if side < 0 else self.range.high - inset
             return value if value in self.range else self.near(value)
-        magnitude = max(abs(low), abs(low + span)) * 10.0 ** (-6 * (1 - abs(side)))
+        magnitude = max(abs(low), abs(low + span)) * 10.0 ** (-self._decades * (1 - abs(side)))
         return self._settle(magnitude if side > 0 else -magnitude)
 
     @cached_property
     def _floats(self) -> tuple[float, float]:
         return float(self.range.low), float(self.span)
+
+    @cached_property
+    def _decades(self) -> float:
+        """How many powers of ten a warp goes down from the span."""
+        return max(6.0, math.log10(max(1.0, *map(abs, self._floats))) + 3)
 
     def _settle(self, value: float) -> Value:
         """`near`, with a short cut for reals well inside the range."""

@@ -51,6 +51,8 @@ class Screen:
         self.proposed = self.accepted = self.draws = 0
         self.scores: dict[Any, float] = {}
 
+    elapsed = 0.0
+
     def has_seen(self, instance: Any) -> bool:
         """Whether this instance was screened before."""
         return instance in self.scores

@@ -15,7 +15,9 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from assay.core.claim import Bound, Claim, Mean, Sides, Tail, Witness
+from assay.audits.repair import Repair
+from assay.audits.tracing import miss
+from assay.core.claim import Bound, Claim, Mean, Premise, Sides, Tail, Witness
 from assay.core.errors import AssayError, InputError
 from assay.core.instance import encode, floated
 from assay.core.number import FLOAT_SLACK, Ball, Number, Strength, Truth, as_float, compare
@@ -29,6 +31,9 @@ SEARCH_PRECISION = 1024
 
 TIE_SHARE, HIT_SHARE = 0.25, 0.5
 """Shares of the time that may go into exact looks at ties and records, and at violations, seen in floats."""
+
+MAX_REPAIRS = 6
+"""Equalities of one instance that are repaired one after the other."""
 
 TRACE = 2000
 MAX_SEEN = 300_000
@@ -62,10 +67,13 @@ class Approach:
 def slack_of(sides: Sides) -> float:
     """Relative slack: negative where the relation fails, 0 at equality, ``-|lhs - rhs|`` scaled for ``==``.
 
+    Sides that differ in sign, or of which one is 0, say nothing relative: their slack is 1 or more (-1 or less) and grows
+    with their distance, up to 2, so that a search sees which way to go.
+
     >>> slack_of(Sides(Fraction(1), "<=", Fraction(4)))
     0.75
-    >>> slack_of(Sides(0, "<=", 0))
-    0.0
+    >>> slack_of(Sides(0, "<=", 0)), slack_of(Sides(0, "<=", 3))
+    (0.0, 1.75)
     """
     lhs: Any = _middle(sides.lhs)
     rhs: Any = _middle(sides.rhs)
@@ -76,8 +84,13 @@ def slack_of(sides: Sides) -> float:
     scale = max(abs(lhs), abs(rhs))
     if scale == 0:
         return 0.0
-    relative = float((rhs - lhs) / scale)
-    return 0.0 - abs(relative) if sides.relation == "==" else relative
+    if sides.relation == "==":
+        return 0.0 - abs(float((rhs - lhs) / scale))
+    if lhs * rhs > 0 or abs(lhs) == abs(rhs):
+        return float((rhs - lhs) / scale)
+    distance = as_float(rhs - lhs)
+    far = abs(distance) / (1 + abs(distance)) if math.isfinite(distance) else 1.0
+    return math.copysign(1 + far, distance)
 
 
 def _middle(value: Number) -> Fraction | float:
@@ -120,6 +133,7 @@ class Target:
         self.dead_hits: list[DeadHit] = []
         self.trace: list[Approach] = []
         self._seen: dict[Any, float] = {}
+        self._repair = Repair()
         self._rng = random.Random(seed)
         self._started, self._look_seconds, self._rationed = time.monotonic(), 0.0, False
         self._floats, self._float_failures, self._checked_twice = True, 0, False
@@ -128,6 +142,11 @@ class Target:
     def acceptance(self) -> float:
         """Share of the proposed instances whose premises hold."""
         return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this target was made."""
+        return time.monotonic() - self._started
 
     def has_seen(self, instance: Any) -> bool:
         """Whether this instance was considered before."""
@@ -147,7 +166,7 @@ class Target:
             self.accepted += known < BROKEN
             return known
         self._rationed = False
-        slack = self._evaluate(instance)
+        slack = self._evaluate(instance, MAX_REPAIRS)
         if len(self._seen) < MAX_SEEN and not self._rationed:
             self._seen[instance] = slack
         return slack
@@ -157,10 +176,19 @@ class Target:
         if time.monotonic() > self.until or self.counterexample is not None:
             raise Stopped
 
-    def _evaluate(self, instance: Any) -> float:
-        distance = self._broken(instance)
-        if distance > 0:
-            return BROKEN + distance
+    def _evaluate(self, instance: Any, repairs: int) -> float:
+        distance, broken = self._broken(instance)
+        if broken is not None:
+            moved = self._repair.repaired(broken, instance) if repairs else None
+            if moved is None:
+                return BROKEN + distance
+            if moved in self._seen:
+                self.accepted += self._seen[moved] < BROKEN
+                return self._seen[moved]
+            slack = self._evaluate(moved, repairs - 1)
+            if len(self._seen) < MAX_SEEN and not self._rationed:
+                self._seen[moved] = slack
+            return slack
         self.accepted += 1
         self.evaluations += 1
         if not self._checked_twice:
@@ -183,7 +211,7 @@ class Target:
         leaves unlooked at is not remembered as seen.
         """
         share = HIT_SHARE if suspect else TIE_SHARE
-        if self._look_seconds > share * (time.monotonic() - self._started) + 0.05:
+        if self._look_seconds > share * self.elapsed + 0.05:
             self._rationed = True
             return max(slack, 0.0)
         begun = time.monotonic()
@@ -193,20 +221,33 @@ class Target:
             return 1.0
         return self._record(instance, verdict)
 
-    def _broken(self, instance: Any) -> float:
-        """0 where every premise holds; otherwise how far off, in (0, 1]: a hint for the search."""
+    def _broken(self, instance: Any) -> tuple[float, Premise | None]:
+        """How far off the first broken premise is, in (0, 1], and which one; 0 and None where all hold."""
         premises = [p for p in self.claim.premises if p.check is not None]
         for i, premise in enumerate(premises):
             check = premise.check
             assert check is not None
             result = self._guard(partial(check, instance), instance, f"the premise {premise.name!r} raises")
-            near = 1.0
             if isinstance(result, Sides):
                 near = min(1.0, abs(slack_of(result)))
                 result, _ = compare(result.lhs, result.relation, result.rhs)
+            elif Truth.of(result) is Truth.TRUE:
+                continue
+            else:
+                near = self._nearness(premise, instance)
             if Truth.of(result) is not Truth.TRUE:
-                return (len(premises) - i - 1 + max(near, 1e-9)) / len(premises)
-        return 0.0
+                return (len(premises) - i - 1 + max(near, 1e-9)) / len(premises), premise
+            self._repair.learn(premise, instance)
+        return 0.0, None
+
+    def _nearness(self, premise: Premise, instance: Any) -> float:
+        """How far a premise that only says False is from being true, in (0, 1]: a hint for the search."""
+        assert premise.check is not None
+        missed = miss(premise.check, instance)
+        if missed is None:
+            return 1.0
+        distance = abs(as_float(missed.difference))
+        return distance / (1 + distance) if math.isfinite(distance) else 1.0
 
     def _float_sides(self, instance: Any) -> Sides | None:
         """The sides in floats, or None where they cannot be had that way."""

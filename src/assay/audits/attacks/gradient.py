@@ -6,6 +6,7 @@ It polishes the closest approaches that the other attacks left, and descends fro
 from __future__ import annotations
 
 import heapq
+import math
 import random
 
 from assay.audits.attacks.evolve import Landscape
@@ -41,7 +42,7 @@ class Gradient:
                 continue
             bounds = [(0.0, 1.0)] * len(parts)
             minimize(
-                landscape,
+                lambda u, landscape=landscape: unsaturated(landscape(u)),
                 start,
                 method="L-BFGS-B",
                 bounds=bounds,
@@ -54,3 +55,16 @@ class Gradient:
             return flatten(self._rng.choice(best).instance)
         shape = random_shape(self._kind, self._rng)
         return shape, [leaf.at(self._rng.random()) for leaf in leaves(self._kind, shape)]
+
+
+def unsaturated(slack: float) -> float:
+    """A monotone function of the slack that does not level off where one side is much the larger.
+
+    ``ln(larger/smaller)`` for sides of one sign; beyond, 40 and the logarithm of their distance.
+
+    >>> round(unsaturated(0.75), 6), unsaturated(-0.5) < 0 < unsaturated(1.5) < unsaturated(1.75)
+    (1.386294, True)
+    """
+    if slack < 1:
+        return min(40.0, -math.log1p(-slack))
+    return 40.0 - math.log(max(2 - slack, 1e-12)) if slack < 2 else 70.0 + slack
