@@ -4,7 +4,7 @@ A random instance almost never lies on a simplex, on a sphere or among the symme
 through it the equality is linear, or quadratic with one root known, so that its other root is rational:
 
 * all values of a field scaled, or shifted, by one number (weights that add up to 1, entries that add up to 0);
-* one value shifted (a symmetric matrix, a closed form in one unknown);
+* one value shifted (a closed form in one unknown; a symmetric matrix, where the ties that this finds are kept);
 * the chord from an instance that is known to satisfy it (a sphere: stereographic projection).
 """
 
@@ -17,7 +17,8 @@ from typing import Any
 from assay.audits.space import Leaf, Shape, Value, flatten, leaves
 from assay.audits.space import propose as build
 from assay.audits.tracing import Miss, miss
-from assay.core.claim import Premise
+from assay.core.claim import Premise, Sides
+from assay.core.number import Truth, compare
 
 MAX_LINES = 24
 MAX_ANCHORS = 3
@@ -36,6 +37,7 @@ class Repair:
         self._anchors: dict[tuple[str, Shape], list[list[Value]]] = {}
         self._tries: dict[str, tuple[int, int]] = {}
         self._learned: dict[str, int] = {}
+        self._ties: dict[tuple[str, Shape], dict[int, int]] = {}
 
     def learn(self, premise: Premise, instance: Any) -> None:
         """An instance that satisfies the premise: the first few are kept."""
@@ -60,13 +62,37 @@ class Repair:
         assert premise.check is not None
         if self.hopeless(premise):
             return None
+        tied = self._tied(premise, instance)
+        if tied is not None:
+            return tied
         missed = miss(premise.check, instance)
         if missed is None or not missed.equality or missed.difference == 0:
             return None
         found = self._along_lines(premise, instance, missed)
+        if found is not None:
+            self._learn_tie(premise, instance, found, missed)
         tries, hits = self._tries.get(premise.name, (0, 0))
         self._tries[premise.name] = tries + 1, hits + (found is not None)
         return found
+
+    def _learn_tie(self, premise: Premise, before: Any, after: Any, missed: Miss) -> None:
+        """Where the repair made one value equal to another that the equality speaks of, next time do so at once."""
+        shape, old = flatten(before)
+        new = flatten(after)[1]
+        changed = [i for i in missed.involved if old[i] != new[i]]
+        if len(missed.involved) == 2 and len(changed) == 1:
+            (other,) = missed.involved - set(changed)
+            if new[changed[0]] == new[other]:
+                self._ties.setdefault((premise.name, shape), {})[changed[0]] = other
+
+    def _tied(self, premise: Premise, instance: Any) -> Any | None:
+        """The instance with all known ties made, if that is all that the premise asks."""
+        shape, values = flatten(instance)
+        ties = self._ties.get((premise.name, shape))
+        if not ties:
+            return None
+        moved = build(type(instance), shape, [values[ties.get(i, i)] for i in range(len(values))])
+        return moved if moved is not None and holds(premise, moved) else None
 
     def _along_lines(self, premise: Premise, instance: Any, missed: Miss) -> Any | None:
         kind = type(instance)
@@ -153,6 +179,18 @@ def _gap_closed(check: Callable[[Any], Any], instance: Any, gap: Fraction) -> bo
     """Whether that equality holds now: nothing is missed, or another comparison is."""
     missed = miss(check, instance)
     return missed is None or not missed.equality or missed.difference not in (0, gap, -gap)
+
+
+def holds(premise: Premise, instance: Any) -> bool:
+    """Whether the premise holds for certain; an exception is no answer."""
+    assert premise.check is not None
+    try:
+        result = premise.check(instance)
+        if isinstance(result, Sides):
+            result, _ = compare(result.lhs, result.relation, result.rhs)
+        return Truth.of(result) is Truth.TRUE
+    except Exception:  # outside of where the premise itself is defined
+        return False
 
 
 def _short(value: Value) -> bool:
