@@ -131,7 +131,7 @@ def _guard(check: Callable[[Any], Any], what: str, outside: Outside) -> Callable
     def guarded(x: Any) -> Any:
         try:
             return check(x)
-        except Exception as error:  # whatever it is, the premise has no value here
+        except (Exception, SystemExit) as error:  # whatever it is, the premise has no value here
             outside.note(what, f"{type(error).__name__}: {error}", x)
             return False
 
@@ -141,7 +141,7 @@ def _guard(check: Callable[[Any], Any], what: str, outside: Outside) -> Callable
 def _defined(claim: Claim, instance: Any, outside: Outside) -> bool:
     try:
         verdict = evaluate(claim, instance, precision=64, max_precision=64)
-    except Exception as error:  # whatever it is, the sides have no value here
+    except (Exception, SystemExit) as error:  # whatever it is, the sides have no value here
         outside.note("a side raises", f"{type(error).__name__}: {error}", instance)
         return False
     if verdict.sides is None:

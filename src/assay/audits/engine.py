@@ -6,9 +6,11 @@ import heapq
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 
 from assay.audits.attacks import ATTACKS, Attack, missing_library
+from assay.audits.limit import cut_short
 from assay.audits.mutate import damaged
 from assay.audits.report import AttackEffort, AuditReport, Effort, Resolution
 from assay.audits.shrink import as_counterexample, shrink
@@ -102,7 +104,13 @@ def audit(
     claim = dropped(claim, without)
     if sides_function(claim) is None:
         has_strategy(claim.instance)
-        return audit_by_sampling(claim, seconds=seconds, seed=seed, without=tuple(without), store=store)
+        try:
+            with cut_short(2 * seconds):
+                return audit_by_sampling(
+                    claim, seconds=seconds, seed=seed, without=tuple(without), store=store
+                )
+        except Stopped:
+            raise InputError(f"{claim.id}: a draw had not come back when the time was up") from None
     return _Audit(claim, seconds, seed, tuple(without), chosen, store).run()
 
 
@@ -155,7 +163,12 @@ class _Audit:
 
     def run(self) -> AuditReport:
         """Take turns, then say what was found."""
-        self._replay()
+        with cut_short(self.deadline - time.monotonic(), lambda: self.target.considering is not None):
+            self._replay()
+            self._search()
+        return self._report()
+
+    def _search(self) -> None:
         width = FIRST_SLICE
         while self.states and self.target.counterexample is None and time.monotonic() < self.deadline:
             for name in list(self.states):
@@ -164,7 +177,6 @@ class _Audit:
             width *= 2
             if self.target.exhausted:
                 break
-        return self._report()
 
     def _replay(self) -> None:
         if self.store is None:
@@ -198,12 +210,15 @@ class _Audit:
         resolution = verdict = None
         if found is not None:
             to_hit = time.monotonic() - self.started
-            found = shrink(self.claim, found, seconds=self.shrink_seconds)
+            with suppress(Stopped), cut_short(self.shrink_seconds):
+                found = shrink(self.claim, found, seconds=self.shrink_seconds)
             if self.store is not None:
                 self.store.save(self.claim, found.instance)
-        elif target.accepted:
-            verdict = None if target.closest is None else target.verdict(target.closest.instance)
-            resolution = _resolution(target, seconds=max(1.0, RESOLUTION_SHARE * target.seconds))
+        elif target.decided:
+            share = max(1.0, RESOLUTION_SHARE * target.seconds)
+            with suppress(Stopped), cut_short(share):
+                verdict = None if target.closest is None else target.verdict(target.closest.instance)
+                resolution = _resolution(target, seconds=share)
         outcome, reason = self._outcome()
         return AuditReport(
             claim=self.claim,
@@ -228,9 +243,20 @@ class _Audit:
         if target.counterexample is not None:
             return "refuted", f"{target.counterexample.verdict.reason}, found by {self.found_by}"
         if target.accepted == 0:
+            if target.considering is not None:
+                return (
+                    "gave up",
+                    f"a premise had not come back when the time was up, on {shown(target.considering)}",
+                )
             if target.proposed == 0:
                 return "gave up", "the chosen attacks proposed no instance"
             return "gave up", f"none of {target.proposed} proposed instances meets the premises"
+        stuck = ""
+        if target.considering is not None:
+            stuck = f"an evaluation had not come back when the time was up, on {shown(target.considering)}"
+        if target.decided == 0:
+            why = stuck or target.undecided
+            return "gave up", f"none of {target.evaluations} instances looked at could be decided: {why}"
         floats = [hit for hit in target.dead_hits if hit.stage.startswith("arithmetic")]
         if floats:
             return "gave up", "the sides are floats, and floats show a violation that nothing can confirm"
@@ -239,7 +265,9 @@ class _Audit:
             return "gave up", f"the producer's witness fails on {shown(failures[0].instance)}"
         if target.exhausted:
             return "survived", f"all {target.accepted} instances that there are satisfy it"
-        return "survived", f"{target.evaluations} evaluations found no violation"
+        return "survived", "; ".join(
+            filter(None, [f"{target.evaluations} evaluations found no violation", stuck])
+        )
 
     def _effort(self) -> Effort:
         target = self.target

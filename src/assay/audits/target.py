@@ -21,7 +21,7 @@ from assay.core.claim import Bound, Claim, Mean, Premise, Sides, Tail, Witness
 from assay.core.errors import AssayError, InputError
 from assay.core.instance import encode, floated
 from assay.core.number import FLOAT_SLACK, Ball, Number, Strength, Truth, as_float, compare
-from assay.core.verdict import Counterexample, Verdict, evaluate
+from assay.core.verdict import Counterexample, Verdict, answer_of, evaluate
 
 BROKEN = 4.0
 """A slack of at least this much means that a premise is broken; the excess says how far off it is."""
@@ -126,7 +126,8 @@ class Target:
         self.sides = sides
         self.seconds = seconds
         self.until = math.inf
-        self.evaluations = self.exact_evaluations = self.accepted = self.proposed = 0
+        self.evaluations = self.exact_evaluations = self.accepted = self.proposed = self.decided = 0
+        self.undecided = ""
         self.closest: Approach | None = None
         self.counterexample: Counterexample | None = None
         self.exhausted = False
@@ -134,6 +135,8 @@ class Target:
         self.trace: list[Approach] = []
         self._seen: dict[Any, float] = {}
         self._repair = Repair()
+        self.considering: Any = None
+        """The instance that is being looked at: what an evaluation that never comes back is stuck on."""
         self._rng = random.Random(seed)
         self._started, self._look_seconds, self._rationed = time.monotonic(), 0.0, False
         self._floats, self._float_failures, self._checked_twice = True, 0, False
@@ -166,7 +169,9 @@ class Target:
             self.accepted += known < BROKEN
             return known
         self._rationed = False
+        self.considering = instance
         slack = self._evaluate(instance, MAX_REPAIRS)
+        self.considering = None
         if len(self._seen) < MAX_SEEN and not self._rationed:
             self._seen[instance] = slack
         return slack
@@ -225,9 +230,9 @@ class Target:
         """How far off the first broken premise is, in (0, 1], and which one; 0 and None where all hold."""
         premises = [p for p in self.claim.premises if p.check is not None]
         for i, premise in enumerate(premises):
-            check = premise.check
-            assert check is not None
-            result = self._guard(partial(check, instance), instance, f"the premise {premise.name!r} raises")
+            result = self._guard(
+                partial(answer_of, premise, instance), instance, f"the premise {premise.name!r} raises"
+            )
             if isinstance(result, Sides):
                 near = min(1.0, abs(slack_of(result)))
                 result, _ = compare(result.lhs, result.relation, result.rhs)
@@ -256,7 +261,7 @@ class Target:
         try:
             sides = self.sides(floated(instance))
             numbers = as_float(sides.lhs), as_float(sides.rhs)
-        except Exception:  # floats are a short cut: whatever goes wrong, the exact path decides
+        except (Exception, SystemExit):  # floats are a short cut: whatever goes wrong, the exact path decides
             numbers = (math.nan, math.nan)
         if math.isnan(numbers[0]) or math.isnan(numbers[1]):
             self._float_failures += 1
@@ -283,16 +288,21 @@ class Target:
         """`evaluate`, with every fault of the claim's own functions told in one sentence."""
         self.exact_evaluations += 1
         more = {} if max_precision is None else {"max_precision": max_precision}
-        return self._guard(
+        verdict: Verdict = self._guard(
             lambda: evaluate(self.claim, instance, precision=64, **more), instance, "evaluating it raises"
         )
+        if verdict.truth is Truth.UNKNOWN:
+            self.undecided = f"{verdict.reason} ({shown(instance)})"
+        else:
+            self.decided += 1
+        return verdict
 
     def _guard(self, call: Callable[[], Any], instance: Any, what: str) -> Any:
         try:
             return call()
         except AssayError as error:
             raise InputError(f"{self.claim.id}: {error} (on {shown(instance)})") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(
                 f"{self.claim.id}: {what} {type(error).__name__}: {error} on {shown(instance)}; state what "
                 "excludes this instance as a premise"

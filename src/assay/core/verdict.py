@@ -143,11 +143,27 @@ def _premises(claim: Claim, instance: Any, bits: int, limit: int) -> tuple[Premi
 def _premise(premise: Premise, instance: Any, bits: int, limit: int) -> PremiseResult:
     if premise.check is None:
         return PremiseResult(premise.name, premise.basis, Truth.TRUE)
-    result = premise.check(instance)
+    result = answer_of(premise, instance)
     if isinstance(result, Sides):
         check: Callable[[Any], Any] = premise.check
         result = _decide(lambda: check(instance), (), bits, limit).truth
     return PremiseResult(premise.name, premise.basis, Truth.of(result))
+
+
+def answer_of(premise: Premise, instance: Any) -> bool | Truth | Sides:
+    """What the check of a premise answers.
+
+    Raises:
+        InputError: it answers with something else, such as a generator, which would count as True.
+    """
+    assert premise.check is not None
+    result = premise.check(instance)
+    if isinstance(result, bool | Truth | Sides) or type(result).__name__ in ("bool_", "bool"):
+        return result
+    raise InputError(
+        f"the premise {premise.name!r} answers with a {type(result).__name__}, not True, False or Sides; "
+        "all(...) and any(...) make one answer of many"
+    )
 
 
 def _decide(
