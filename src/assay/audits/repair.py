@@ -123,7 +123,7 @@ class Repair:
             if not all(_inside(leaf, v) for leaf, v in zip(parts, moved, strict=True)):
                 continue
             found = at(line, root)
-            if found is not None and _gap_closed(check, found, gap):
+            if found is not None and _gap_closed(premise, found, missed):
                 self._worked[key] = index
                 return found
         return None
@@ -175,10 +175,13 @@ def _root(
     return root if root != 0 or start == 0 else None
 
 
-def _gap_closed(check: Callable[[Any], Any], instance: Any, gap: Fraction) -> bool:
-    """Whether that equality holds now: nothing is missed, or another comparison is."""
-    missed = miss(check, instance)
-    return missed is None or not missed.equality or missed.difference not in (0, gap, -gap)
+def _gap_closed(premise: Premise, instance: Any, before: Miss) -> bool:
+    """Whether that equality holds now: all of the premise does, or what it misses next is about other values."""
+    if holds(premise, instance):
+        return True
+    assert premise.check is not None
+    after = miss(premise.check, instance)
+    return after is not None and (not after.equality or after.involved != before.involved)
 
 
 def holds(premise: Premise, instance: Any) -> bool:
