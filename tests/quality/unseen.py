@@ -783,7 +783,9 @@ def bowl(x: Long):
     )
 
 
-bowl_is_positive = bound("bowl_is_positive", Long, lambda x: Sides(Fraction(11, 1000), "<=", bowl(x)), FOLKLORE)
+bowl_is_positive = bound(
+    "bowl_is_positive", Long, lambda x: Sides(Fraction(11, 1000), "<=", bowl(x)), FOLKLORE
+)
 
 
 def valley(x: Long):
