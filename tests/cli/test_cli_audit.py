@@ -50,8 +50,24 @@ def test_the_replay_line_works_in_a_fresh_process(invoke, shell):
     assert done.stdout.startswith("FALSE  variants.printed_high_branch (exact)")
 
 
+SAMPLED = """
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated
+from assay import Claim, Range, Source, Tail
+
+@dataclass(frozen=True)
+class Coin:
+    prob: Annotated[Fraction, Range(0, 1)]
+
+unfair = Claim("coins.unfair", "t", "s", Coin,
+    Tail(delta=lambda x: x.prob / 2, event=lambda x, rng: rng.uniform(0, 1) < x.prob), Source("nobody", "nowhere"))
+"""
+
+
 def test_a_statistical_counterexample_is_replayed_draw_by_draw(invoke):
-    result = invoke("audit", TWELVE, "papers.hit_block_paper", "--seconds", "6", "--json")
+    Path("coins.py").write_text(SAMPLED)
+    result = invoke("audit", "coins.py", "--seconds", "6", "--json")
     report = json.loads(result.stdout)[0]
     assert report["counterexample"]["grade"] == "statistical"
     again = invoke(*shlex.split(report["replay"])[1:])

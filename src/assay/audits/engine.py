@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 
 from assay.audits.attacks import ATTACKS, Attack, missing_library
@@ -17,17 +18,21 @@ from assay.audits.shrink import as_counterexample, shrink
 from assay.audits.space import has_strategy
 from assay.audits.statistical import audit_by_sampling
 from assay.audits.store import Store
-from assay.audits.target import Stopped, Target, shown, sides_function
+from assay.audits.target import Stopped, Target, shown, sides_function, walked
 from assay.audits.widen import dropped
 from assay.core.catalog import catalog
 from assay.core.claim import Claim, Limit
 from assay.core.errors import InputError, UnknownIdError
+from assay.core.verdict import Counterexample, evaluate
 
 FIRST_SLICE = 0.1
 """Seconds of an attack's first turn; each round doubles it, so that an easy prey falls at once."""
 
 CLOSER = 3
 """An attack that came closer to a violation in its last turn gets so many times the others' next turn."""
+
+WALK_SHARE = 0.25
+"""Share of an audit by sampling that is spent where every path of a draw can be walked."""
 
 SHRINK_SHARE = 0.25
 MAX_SHRINK = 3.0
@@ -104,14 +109,33 @@ def audit(
     claim = dropped(claim, without)
     if sides_function(claim) is None:
         has_strategy(claim.instance)
-        try:
-            with cut_short(2 * seconds):
-                return audit_by_sampling(
-                    claim, seconds=seconds, seed=seed, without=tuple(without), store=store
-                )
-        except Stopped:
-            raise InputError(f"{claim.id}: a draw had not come back when the time was up") from None
+        return _audit_sampler(claim, seconds, seed, tuple(without), chosen, store)
     return _Audit(claim, seconds, seed, tuple(without), chosen, store).run()
+
+
+def _audit_sampler(
+    claim: Claim, seconds: float, seed: int, without: tuple[str, ...], chosen: list[str], store: Store | None
+) -> AuditReport:
+    """Exactly where the sampler's randomness is finite and small; the rest of the time, and elsewhere, by betting."""
+    started = time.monotonic()
+    exact = _Audit(walked(claim), WALK_SHARE * seconds, seed, without, chosen, None).run()
+    if exact.counterexample is not None:
+        found = exact.counterexample.instance
+        if store is not None:
+            store.save(claim, found)
+        return replace(
+            exact, claim=claim, counterexample=Counterexample(claim.id, found, evaluate(claim, found))
+        )
+    left = seconds - (time.monotonic() - started)
+    try:
+        with cut_short(2 * left):
+            report = audit_by_sampling(claim, seconds=left, seed=seed, without=without, store=store)
+    except Stopped:
+        raise InputError(f"{claim.id}: a draw had not come back when the time was up") from None
+    if exact.effort.accepted and report.outcome != "refuted":
+        reason = f"{report.reason}; {exact.effort.accepted} smaller instances were decided exactly, and hold"
+        return replace(report, reason=reason)
+    return report
 
 
 def _audit_limit(claim: Claim, seconds: float, seed: int, claims: Mapping[str, Claim] | None) -> AuditReport:

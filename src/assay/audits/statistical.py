@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -23,10 +23,10 @@ from assay.audits.sampling import Evidence, Stream, refutes, screening_score
 from assay.audits.space import has_strategy
 from assay.audits.store import Store
 from assay.audits.target import BROKEN, Approach, Stopped, shown
-from assay.core.claim import Claim, Mean, Sides
+from assay.core.claim import Bound, Claim, Mean, Sides
 from assay.core.errors import AssayError, InputError
 from assay.core.number import Ball, Strength, Truth
-from assay.core.verdict import ALPHA, Counterexample, Verdict, evaluate
+from assay.core.verdict import ALPHA, Counterexample, PremiseResult, Verdict, evaluate
 from assay.stats.betting import lower_limit
 
 SCREEN_SHARE = 0.4
@@ -92,12 +92,13 @@ class Screen:
 
 
 def _premises_hold(claim: Claim, instance: Any) -> bool:
-    return _verdict(claim, instance).applies
+    return all(p.truth is Truth.TRUE for p in _premises(claim, instance))
 
 
-def _verdict(claim: Claim, instance: Any) -> Verdict:
+def _premises(claim: Claim, instance: Any) -> tuple[PremiseResult, ...]:
+    """Its premises alone: nothing is drawn."""
     try:
-        return evaluate(claim, instance)
+        return evaluate(replace(claim, form=Bound(lambda _: Sides(0, "<=", 0))), instance).premises
     except AssayError as error:
         raise InputError(f"{claim.id}: {error} (on {shown(instance)})") from error
     except Exception as error:
@@ -234,7 +235,7 @@ def _refutation(claim: Claim, c: Candidate, alpha: Fraction) -> Verdict:
         Strength.STATISTICAL,
         reason,
         Sides(interval, relation, bound),
-        evaluate(claim, stream.instance).premises,
+        _premises(claim, stream.instance),
         alpha,
         facts,
     )

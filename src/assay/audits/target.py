@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from assay.core.claim import Bound, Claim, Mean, Premise, Sides, Tail, Witness
 from assay.core.errors import AssayError, InputError
 from assay.core.instance import encode, floated
 from assay.core.number import FLOAT_SLACK, Ball, Number, Strength, Truth, as_float, compare
-from assay.core.verdict import Counterexample, Verdict, answer_of, evaluate
+from assay.core.verdict import Counterexample, Verdict, answer_of, enumerated_sides, evaluate
 
 BROKEN = 4.0
 """A slack of at least this much means that a premise is broken; the excess says how far off it is."""
@@ -36,6 +36,7 @@ MAX_REPAIRS = 6
 """Equalities of one instance that are repaired one after the other."""
 
 TRACE = 2000
+MAX_WALKS = 1000
 MAX_SEEN = 300_000
 MAX_DEAD_HITS = 50
 
@@ -113,6 +114,29 @@ def sides_function(claim: Claim) -> Callable[[Any], Sides] | None:
         probability = form.exact
         return lambda x: Sides(probability(x), "<=", form.delta(x))
     return None
+
+
+def walked(claim: Claim) -> Claim:
+    """A claim that is sampled as one about the expectation over all paths of a draw, where those can be walked."""
+    form = claim.form
+    assert isinstance(form, Mean | Tail)
+    known: dict[Any, Sides | None] = {}
+
+    def sides(x: Any) -> Sides | None:
+        if x not in known:
+            if len(known) > MAX_WALKS:
+                known.clear()
+            known[x] = enumerated_sides(form, x)
+        return known[x]
+
+    finite = Premise("the draw has few paths", lambda x: sides(x) is not None)
+
+    def walk(x: Any) -> Sides:
+        found = sides(x)
+        assert found is not None
+        return found
+
+    return replace(claim, form=Bound(walk), premises=(*claim.premises, finite))
 
 
 class Target:
