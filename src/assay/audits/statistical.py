@@ -20,6 +20,7 @@ from assay.audits.attacks.corner import Corner
 from assay.audits.attacks.evolve import Evolve
 from assay.audits.report import AttackEffort, AuditReport, Effort
 from assay.audits.sampling import Evidence, Stream, refutes, screening_score
+from assay.audits.shrink import plainer
 from assay.audits.space import has_strategy
 from assay.audits.store import Store
 from assay.audits.target import BROKEN, Approach, Stopped, shown
@@ -33,6 +34,9 @@ SCREEN_SHARE = 0.4
 SCREEN_LIMIT = 400
 STAGES = ((16, 96), (128, 24), (1024, 6))
 """Screening draws per instance, and how many instances go on to the next stage; the last ones are bet on."""
+
+SHRINK_SHARE = 0.25
+PATIENCE = 2
 
 BLOCK = 128
 MAX_BLOCK = 2048
@@ -139,6 +143,8 @@ def audit_by_sampling(
     chosen = list(dict.fromkeys([*kept, *promising]))
     candidates = [_candidate(claim, instance, rank, kept, alpha) for rank, instance in enumerate(chosen, 1)]
     refuted = _bet(candidates, deadline)
+    if refuted is not None:
+        refuted = _shrunk(claim, refuted, len(candidates), time.monotonic() + SHRINK_SHARE * seconds, alpha)
     if store is not None:
         store.save_evidence(claim, {c.stream.instance: c.evidence for c in candidates})
         if refuted is not None:
@@ -210,6 +216,44 @@ def _bet(candidates: list[Candidate], deadline: float) -> Candidate | None:
                 break
         block = min(2 * block, MAX_BLOCK)
     return None
+
+
+def _shrunk(claim: Claim, found: Candidate, rank: int, deadline: float, alpha: Fraction) -> Candidate:
+    """The plainest instance that the same level still refutes: each that is tried gets the next share of it.
+
+    One is given up after `PATIENCE` times the draws that refuted the one before.
+    """
+    if not has_strategy(claim.instance):
+        return found
+    improved = True
+    while improved:
+        improved = False
+        for instance in plainer(found.stream.instance):
+            if time.monotonic() > deadline:
+                return found
+            if not _premises_hold(claim, instance):
+                continue
+            rank += 1
+            candidate = _candidate(claim, instance, rank, {}, alpha)
+            limit = PATIENCE * found.evidence.draws
+            if _refuted(candidate, limit, deadline):
+                found, improved = candidate, True
+                break
+    return found
+
+
+def _refuted(c: Candidate, limit: int, deadline: float) -> bool:
+    """Whether so many draws refute it; an instance that promises nothing after the first block is let go."""
+    block = BLOCK
+    while c.evidence.draws < limit and time.monotonic() < deadline:
+        values = c.stream.values(c.evidence.draws, c.evidence.draws + block)
+        c.evidence = c.evidence.after(c.stream, values)
+        if refutes(c.stream, c.evidence, c.alpha):
+            return True
+        if c.evidence.log_e < 0 and c.evidence.draws >= 2 * BLOCK:
+            return False
+        block = min(2 * block, MAX_BLOCK)
+    return False
 
 
 def _refutation(claim: Claim, c: Candidate, alpha: Fraction) -> Verdict:
