@@ -110,6 +110,25 @@ def test_ablation_and_sharpening(invoke):
     assert "tight     yes" in text
 
 
+@pytest.mark.parametrize(
+    "more", [["--without", "t >= 0"], ["--certificate", "x.json"], ["--attack", "corner"], ["--as-expected"]]
+)
+@pytest.mark.parametrize("study", [["--ablate"], ["--sharpen", "value"]])
+def test_an_option_that_a_study_would_pass_over_is_refused(invoke, study, more):
+    result = invoke("audit", VARIANTS, "variants.one_sided", *study, *more)
+    assert result.exit_code == 2
+    assert f"{more[0]} has no part in {study[0]}" in result.stderr
+
+
+def test_the_witness_of_an_ablation_has_a_replay_line(invoke):
+    result = invoke("audit", "dare.tail", "--ablate", "--seconds", "6", "--json")
+    rows = {row["name"]: row for row in json.loads(result.stdout)[0]["premises"]}
+    line = rows["level > 0"]["replay"]
+    again = invoke(*shlex.split(line)[1:])
+    assert again.exit_code == 1
+    assert again.stdout.startswith("FALSE  dare.tail")
+
+
 def test_without_a_premise(invoke):
     result = invoke("audit", VARIANTS, "variants.projection", "--without", "u in the ball", "--json")
     report = json.loads(result.stdout)[0]

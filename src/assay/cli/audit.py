@@ -119,6 +119,12 @@ def _check(options: Mapping[str, Any], chosen: Chosen) -> None:
     one = [f"--{n.replace('_', '-')}" for n in ("replay", "picture", "certificate", "without") if options[n]]
     if one and len(chosen.claims) != 1:
         raise click.UsageError(f"{one[0]} is for one claim, and {len(chosen.claims)} are named")
+    study = "--ablate" if options["ablate"] else "--sharpen" if options["sharpen"] else ""
+    idle = ("without", "attacks", "replay", "draws", "picture", "certificate", "as_expected")
+    for name in idle if study else ():
+        if options[name]:
+            flag = "--attack" if name == "attacks" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} has no part in {study}; leave one of them out")
     if options["picture"] is not None:
         from assay.cli.picture import check
 
