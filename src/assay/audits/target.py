@@ -206,9 +206,9 @@ class Target:
             raise Stopped
 
     def _evaluate(self, instance: Any, repairs: int) -> float:
-        distance, broken = self._broken(instance)
-        if broken is not None:
-            moved = self._repair.repaired(broken, instance) if repairs else None
+        distance, equality = self._broken(instance)
+        if distance > 0:
+            moved = self._repair.repaired(equality, instance) if repairs and equality is not None else None
             if moved is None:
                 return BROKEN + distance
             if moved in self._seen:
@@ -251,32 +251,38 @@ class Target:
         return self._record(instance, verdict)
 
     def _broken(self, instance: Any) -> tuple[float, Premise | None]:
-        """How far off the first broken premise is, in (0, 1], and which one; 0 and None where all hold."""
+        """How far off the first broken premise is, in (0, 1], and which one if it ended on an equality; else None.
+
+        0 and None where all hold.
+        """
         premises = [p for p in self.claim.premises if p.check is not None]
         for i, premise in enumerate(premises):
             result = self._guard(
                 partial(answer_of, premise, instance), instance, f"the premise {premise.name!r} raises"
             )
+            equality = False
             if isinstance(result, Sides):
-                near = min(1.0, abs(slack_of(result)))
+                near, equality = min(1.0, abs(slack_of(result))), result.relation == "=="
                 result, _ = compare(result.lhs, result.relation, result.rhs)
             elif Truth.of(result) is Truth.TRUE:
-                continue
+                near = 0.0
             else:
-                near = self._nearness(premise, instance)
+                near, equality = self._nearness(premise, instance)
             if Truth.of(result) is not Truth.TRUE:
-                return (len(premises) - i - 1 + max(near, 1e-9)) / len(premises), premise
+                return (len(premises) - i - 1 + max(near, 1e-9)) / len(
+                    premises
+                ), premise if equality else None
             self._repair.learn(premise, instance)
         return 0.0, None
 
-    def _nearness(self, premise: Premise, instance: Any) -> float:
-        """How far a premise that only says False is from being true, in (0, 1]: a hint for the search."""
+    def _nearness(self, premise: Premise, instance: Any) -> tuple[float, bool]:
+        """How far a premise that only says False is from being true, in (0, 1], and whether an equality is missed."""
         assert premise.check is not None
         missed = miss(premise.check, instance)
         if missed is None:
-            return 1.0
+            return 1.0, False
         distance = abs(as_float(missed.difference))
-        return distance / (1 + distance) if math.isfinite(distance) else 1.0
+        return distance / (1 + distance) if math.isfinite(distance) else 1.0, missed.equality
 
     def _float_sides(self, instance: Any) -> Sides | None:
         """The sides in floats, or None where they cannot be had that way."""
