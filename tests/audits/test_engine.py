@@ -270,7 +270,7 @@ def test_the_report_is_json_without_loss():
     assert data["counterexample"]["instance"] == {"x": "1", "y": "1"}
     assert data["counterexample"]["verdict"]["lhs"] == "3"
     survived = json.loads(json.dumps(audit(CUBE, seconds=0.3).to_dict()))
-    assert survived["closest"]["slack"] == 1.0
+    assert 1 <= survived["closest"]["slack"] < 2  # one side is 0
 
 
 def test_the_names_of_the_package():

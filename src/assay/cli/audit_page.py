@@ -37,7 +37,7 @@ def page(report: AuditReport, replay: str) -> Iterator[RenderableType]:
         rows += [("grade", found.grade), *_instance(found.instance), *_verdict(found.verdict)]
     elif report.closest is not None:
         rows += [
-            ("closest", f"relative slack {report.closest.slack:.6g}"),
+            ("closest", _closeness(report.closest.slack)),
             *_instance(report.closest.instance),
         ]
         rows += [] if report.verdict is None else _verdict(report.verdict)
@@ -51,6 +51,12 @@ def page(report: AuditReport, replay: str) -> Iterator[RenderableType]:
     for implied in report.implied_by.values():
         yield from page(implied, "")
     yield ""
+
+
+def _closeness(slack: float) -> str:
+    if slack >= 1:
+        return "one side is 0, or they differ in sign: no relative slack"
+    return f"relative slack {slack:.6g}"
 
 
 def _effort(report: AuditReport) -> list[tuple[str, str]]:
