@@ -119,7 +119,7 @@ UNFAIR = Claim(
     "Tail of a coin",
     "s",
     Coin,
-    Tail(delta=lambda z: z.prob / 2, event=lambda z, rng: rng.random() < z.prob),
+    Tail(delta=lambda z: z.prob / 2, event=lambda z, rng: rng.uniform(0, 1) < z.prob),
     SOURCE,
     expect="refuted",
 )

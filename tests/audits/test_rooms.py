@@ -66,6 +66,12 @@ def test_sharpening_a_loose_bound_brackets_its_constant():
     assert found.witness.grade == "genuine"
 
 
+def test_an_identity_is_not_sharpened_however_little_was_seen():
+    identity = bound(lambda z: Sides(z.x - z.x, "==", 0))
+    with pytest.raises(InputError, match="is an identity"):
+        sharpen(identity, seconds=1)
+
+
 def test_sharpening_recognises_a_tight_bound():
     assert sharpen(TRUE, seconds=2).tight
 

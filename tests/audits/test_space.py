@@ -102,3 +102,11 @@ def test_a_string_has_no_strategy_unless_the_type_proposes():
         has_strategy(Named)
     assert has_strategy(Proposed) is False
     assert has_strategy(Pair) is True
+
+
+def test_a_range_of_many_decades_is_reached_at_every_scale():
+    wide = Leaf("x", Fraction, Range(1, 10**12))
+    reached = [float(wide.at(i / 1000, "ends")) for i in range(500)]
+    for scale in (2, 30, 10**3, 10**5, 10**8, 10**11):
+        assert any(scale / 2 < v < 2 * scale for v in reached)
+    assert all(wide.at(i / 10, warp) in wide.range for i in range(11) for warp in ("linear", "ends", "zero"))

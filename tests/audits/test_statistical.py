@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from typing import Annotated
 
 import pytest
 
-from assay import Claim, Mean, Premise, Strength, Tail, audit, evaluate
+from assay import Claim, Length, Mean, Premise, Range, Strength, Tail, audit, evaluate
 from assay.audits import Store
 from assay.audits.sampling import Evidence, Stream, blocks, joined, refutes
 from assay.core.errors import InputError
@@ -35,6 +36,29 @@ def test_a_false_tail_is_refuted_at_level_alpha():
     sides = found.verdict.sides
     assert sides.lhs.low > sides.rhs
     assert sides.lhs.low < found.instance.prob
+
+
+@dataclasses.dataclass(frozen=True)
+class Ugly:
+    prob: Annotated[Fraction, Range(Fraction(1, 3), Fraction(2, 3))]
+    idle: Annotated[tuple[Fraction, ...], Length(1, 3), Range(Fraction(1, 7), 3)]
+
+
+def test_a_statistical_counterexample_is_shrunk_at_the_same_level():
+    claim = dataclasses.replace(UNFAIR, instance=Ugly)
+    found = audit(claim, seconds=5).counterexample
+    assert found.grade == "statistical"
+    assert found.verdict.alpha == ALPHA
+    assert found.instance == Ugly(Fraction(1, 2), (Fraction(1),))
+
+
+def test_what_is_walked_is_exact_and_what_is_not_is_bet_on():
+    walked = dataclasses.replace(
+        UNFAIR, form=Tail(UNFAIR.form.delta, event=lambda z, rng: rng.random() < z.prob)
+    )
+    assert audit(walked, seconds=2).counterexample.grade == "genuine"
+    report = audit(FAIR, seconds=1.5)
+    assert "instances were decided exactly, and hold" in report.reason
 
 
 def test_seeds_are_those_of_evaluate():

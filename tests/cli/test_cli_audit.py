@@ -50,8 +50,24 @@ def test_the_replay_line_works_in_a_fresh_process(invoke, shell):
     assert done.stdout.startswith("FALSE  variants.printed_high_branch (exact)")
 
 
+SAMPLED = """
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated
+from assay import Claim, Range, Source, Tail
+
+@dataclass(frozen=True)
+class Coin:
+    prob: Annotated[Fraction, Range(0, 1)]
+
+unfair = Claim("coins.unfair", "t", "s", Coin,
+    Tail(delta=lambda x: x.prob / 2, event=lambda x, rng: rng.uniform(0, 1) < x.prob), Source("nobody", "nowhere"))
+"""
+
+
 def test_a_statistical_counterexample_is_replayed_draw_by_draw(invoke):
-    result = invoke("audit", TWELVE, "papers.hit_block_paper", "--seconds", "6", "--json")
+    Path("coins.py").write_text(SAMPLED)
+    result = invoke("audit", "coins.py", "--seconds", "6", "--json")
     report = json.loads(result.stdout)[0]
     assert report["counterexample"]["grade"] == "statistical"
     again = invoke(*shlex.split(report["replay"])[1:])
@@ -92,6 +108,25 @@ def test_ablation_and_sharpening(invoke):
         "audit", VARIANTS, "variants.quantiser_error", "--sharpen", "value", "--seconds", "3"
     ).stdout
     assert "tight     yes" in text
+
+
+@pytest.mark.parametrize(
+    "more", [["--without", "t >= 0"], ["--certificate", "x.json"], ["--attack", "corner"], ["--as-expected"]]
+)
+@pytest.mark.parametrize("study", [["--ablate"], ["--sharpen", "value"]])
+def test_an_option_that_a_study_would_pass_over_is_refused(invoke, study, more):
+    result = invoke("audit", VARIANTS, "variants.one_sided", *study, *more)
+    assert result.exit_code == 2
+    assert f"{more[0]} has no part in {study[0]}" in result.stderr
+
+
+def test_the_witness_of_an_ablation_has_a_replay_line(invoke):
+    result = invoke("audit", "dare.tail", "--ablate", "--seconds", "6", "--json")
+    rows = {row["name"]: row for row in json.loads(result.stdout)[0]["premises"]}
+    line = rows["level > 0"]["replay"]
+    again = invoke(*shlex.split(line)[1:])
+    assert again.exit_code == 1
+    assert again.stdout.startswith("FALSE  dare.tail")
 
 
 def test_without_a_premise(invoke):

@@ -6,22 +6,33 @@ import heapq
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 
 from assay.audits.attacks import ATTACKS, Attack, missing_library
+from assay.audits.limit import cut_short
 from assay.audits.mutate import damaged
 from assay.audits.report import AttackEffort, AuditReport, Effort, Resolution
 from assay.audits.shrink import as_counterexample, shrink
 from assay.audits.space import has_strategy
 from assay.audits.statistical import audit_by_sampling
 from assay.audits.store import Store
-from assay.audits.target import Stopped, Target, shown, sides_function
+from assay.audits.target import Stopped, Target, shown, sides_function, walked
+from assay.audits.widen import dropped
 from assay.core.catalog import catalog
 from assay.core.claim import Claim, Limit
 from assay.core.errors import InputError, UnknownIdError
+from assay.core.verdict import Counterexample, evaluate
 
 FIRST_SLICE = 0.1
 """Seconds of an attack's first turn; each round doubles it, so that an easy prey falls at once."""
+
+CLOSER = 3
+"""An attack that came closer to a violation in its last turn gets so many times the others' next turn."""
+
+WALK_SHARE = 0.25
+"""Share of an audit by sampling that is spent where every path of a draw can be walked."""
 
 SHRINK_SHARE = 0.25
 MAX_SHRINK = 3.0
@@ -69,7 +80,7 @@ def audit(
         claim: what to attack.
         seconds: the budget, on one core; shrinking is included.
         seed: of the search; statistical draws have their own seeds, from the claim's digest.
-        without: names of premises to drop.
+        without: names of premises to drop; fields whose ranges imply them are widened.
         attacks: names of the attacks to use, all by default.
         store: counterexamples found before, tried first; a new one is added.
         claims: where to look up what implies a limit; the catalogue by default.
@@ -95,11 +106,36 @@ def audit(
         raise InputError(f"an audit needs at least one attack of {', '.join(ATTACKS)}")
     if isinstance(claim.form, Limit):
         return _audit_limit(claim, seconds, seed, claims)
-    claim = claim.without(*without)
+    claim = dropped(claim, without)
     if sides_function(claim) is None:
         has_strategy(claim.instance)
-        return audit_by_sampling(claim, seconds=seconds, seed=seed, without=tuple(without), store=store)
+        return _audit_sampler(claim, seconds, seed, tuple(without), chosen, store)
     return _Audit(claim, seconds, seed, tuple(without), chosen, store).run()
+
+
+def _audit_sampler(
+    claim: Claim, seconds: float, seed: int, without: tuple[str, ...], chosen: list[str], store: Store | None
+) -> AuditReport:
+    """Exactly where the sampler's randomness is finite and small; the rest of the time, and elsewhere, by betting."""
+    started = time.monotonic()
+    exact = _Audit(walked(claim), WALK_SHARE * seconds, seed, without, chosen, None).run()
+    if exact.counterexample is not None:
+        found = exact.counterexample.instance
+        if store is not None:
+            store.save(claim, found)
+        return replace(
+            exact, claim=claim, counterexample=Counterexample(claim.id, found, evaluate(claim, found))
+        )
+    left = seconds - (time.monotonic() - started)
+    try:
+        with cut_short(2 * left):
+            report = audit_by_sampling(claim, seconds=left, seed=seed, without=without, store=store)
+    except Stopped:
+        raise InputError(f"{claim.id}: a draw had not come back when the time was up") from None
+    if exact.effort.accepted and report.outcome != "refuted":
+        reason = f"{report.reason}; {exact.effort.accepted} smaller instances were decided exactly, and hold"
+        return replace(report, reason=reason)
+    return report
 
 
 def _audit_limit(claim: Claim, seconds: float, seed: int, claims: Mapping[str, Claim] | None) -> AuditReport:
@@ -137,6 +173,7 @@ class _Audit:
         self.spent = dict.fromkeys(names, 0.0)
         self.counts = dict.fromkeys(names, 0)
         self.found_by = ""
+        self.closer: set[str] = set()
         structured = has_strategy(claim.instance)
         for name in names:
             library = missing_library(name)
@@ -150,7 +187,12 @@ class _Audit:
 
     def run(self) -> AuditReport:
         """Take turns, then say what was found."""
-        self._replay()
+        with cut_short(self.deadline - time.monotonic(), lambda: self.target.considering is not None):
+            self._replay()
+            self._search()
+        return self._report()
+
+    def _search(self) -> None:
         width = FIRST_SLICE
         while self.states and self.target.counterexample is None and time.monotonic() < self.deadline:
             for name in list(self.states):
@@ -159,7 +201,6 @@ class _Audit:
             width *= 2
             if self.target.exhausted:
                 break
-        return self._report()
 
     def _replay(self) -> None:
         if self.store is None:
@@ -172,8 +213,8 @@ class _Audit:
             self.found_by = "store" if self.target.counterexample is not None else ""
 
     def _turn(self, name: str, width: float) -> None:
-        begun, before = time.monotonic(), self.target.evaluations
-        self.target.until = min(begun + width, self.deadline)
+        begun, before, closest = time.monotonic(), self.target.evaluations, self.target.closest
+        self.target.until = min(begun + width * (CLOSER if name in self.closer else 1), self.deadline)
         try:
             self.states[name].run()
             self.status[name] = "done"
@@ -181,6 +222,9 @@ class _Audit:
         except Stopped:
             if self.target.counterexample is not None:
                 self.found_by = name
+        self.closer.discard(name)
+        if self.target.closest is not closest:
+            self.closer.add(name)
         self.spent[name] += time.monotonic() - begun
         self.counts[name] += self.target.evaluations - before
 
@@ -190,12 +234,15 @@ class _Audit:
         resolution = verdict = None
         if found is not None:
             to_hit = time.monotonic() - self.started
-            found = shrink(self.claim, found, seconds=self.shrink_seconds)
+            with suppress(Stopped), cut_short(self.shrink_seconds):
+                found = shrink(self.claim, found, seconds=self.shrink_seconds)
             if self.store is not None:
                 self.store.save(self.claim, found.instance)
-        elif target.accepted:
-            verdict = None if target.closest is None else target.verdict(target.closest.instance)
-            resolution = _resolution(target, seconds=max(1.0, RESOLUTION_SHARE * target.seconds))
+        elif target.decided:
+            share = max(1.0, RESOLUTION_SHARE * target.seconds)
+            with suppress(Stopped), cut_short(share):
+                verdict = None if target.closest is None else target.verdict(target.closest.instance)
+                resolution = _resolution(target, seconds=share)
         outcome, reason = self._outcome()
         return AuditReport(
             claim=self.claim,
@@ -220,9 +267,20 @@ class _Audit:
         if target.counterexample is not None:
             return "refuted", f"{target.counterexample.verdict.reason}, found by {self.found_by}"
         if target.accepted == 0:
+            if target.considering is not None:
+                return (
+                    "gave up",
+                    f"a premise had not come back when the time was up, on {shown(target.considering)}",
+                )
             if target.proposed == 0:
                 return "gave up", "the chosen attacks proposed no instance"
             return "gave up", f"none of {target.proposed} proposed instances meets the premises"
+        stuck = ""
+        if target.considering is not None:
+            stuck = f"an evaluation had not come back when the time was up, on {shown(target.considering)}"
+        if target.decided == 0:
+            why = stuck or target.undecided
+            return "gave up", f"none of {target.evaluations} instances looked at could be decided: {why}"
         floats = [hit for hit in target.dead_hits if hit.stage.startswith("arithmetic")]
         if floats:
             return "gave up", "the sides are floats, and floats show a violation that nothing can confirm"
@@ -231,7 +289,9 @@ class _Audit:
             return "gave up", f"the producer's witness fails on {shown(failures[0].instance)}"
         if target.exhausted:
             return "survived", f"all {target.accepted} instances that there are satisfy it"
-        return "survived", f"{target.evaluations} evaluations found no violation"
+        return "survived", "; ".join(
+            filter(None, [f"{target.evaluations} evaluations found no violation", stuck])
+        )
 
     def _effort(self) -> Effort:
         target = self.target

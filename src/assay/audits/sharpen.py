@@ -11,7 +11,7 @@ from assay.audits.engine import audit
 from assay.audits.mutate import altered, damaged
 from assay.audits.report import AuditReport
 from assay.audits.shrink import as_counterexample
-from assay.core.claim import Claim, Limit, Sides
+from assay.core.claim import Claim, Limit, Mean, Sides
 from assay.core.errors import InputError
 from assay.core.number import as_float
 from assay.core.verdict import Counterexample, Verdict, evaluate
@@ -67,7 +67,7 @@ def sharpen(claim: Claim, *, seconds: float = 20, seed: int = 0, scale: str = "v
     share = seconds / (ROUNDS + 1)
     report = audit(shape, seconds=share, seed=seed)
     evaluations = report.effort.evaluations
-    if report.verdict is not None and report.verdict.sides and report.verdict.sides.relation == "==":
+    if _relation(claim, report) == "==":
         raise InputError(f"{claim.id} is an identity: its constant cannot be sharpened, only damaged")
     if report.outcome == "gave up":
         raise InputError(f"{claim.id} cannot be sharpened: {report.reason}")
@@ -90,6 +90,17 @@ def sharpen(claim: Claim, *, seconds: float = 20, seed: int = 0, scale: str = "v
     witness = None if low is None else as_counterexample(damaged(shape, low), extremal)
     verdict = None if extremal is None else evaluate(claim, extremal)
     return Sharpening(claim, scale, low, high, extremal, verdict, witness, evaluations)
+
+
+def _relation(claim: Claim, report: AuditReport) -> str:
+    """The relation that is claimed, read off the form or off one of the instances looked at."""
+    if isinstance(claim.form, Mean):
+        return claim.form.relation
+    for seen in report.trace:
+        sides = evaluate(claim, seen.instance).sides
+        if sides is not None:
+            return sides.relation
+    return "<="
 
 
 def _approach(report: AuditReport) -> Any:

@@ -82,16 +82,20 @@ def shrink(claim: Claim, counterexample: Counterexample, *, seconds: float = 2.0
     best, improved = _round_off(counterexample, attempt), True
     while improved and time.monotonic() <= deadline:
         improved = False
-        for propose in (_shorter, _plainer, _tied):
-            for candidate in propose(best.instance):
-                if candidate is not None and cost(candidate) < cost(best.instance):
-                    found = attempt(candidate)
-                    if found is not None:
-                        best, improved = found, True
-                        break
-            if improved:
+        for candidate in plainer(best.instance):
+            found = attempt(candidate)
+            if found is not None:
+                best, improved = found, True
                 break
     return best
+
+
+def plainer(instance: Any) -> Iterator[Any]:
+    """Instances that cost less: one element less, one value simpler, values tied; whether they refute is not looked at."""
+    for propose in (_shorter, _plainer, _tied):
+        for candidate in propose(instance):
+            if candidate is not None and cost(candidate) < cost(instance):
+                yield candidate
 
 
 def as_counterexample(claim: Claim, instance: Any, grade: str = "genuine") -> Counterexample | None:

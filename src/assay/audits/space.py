@@ -76,22 +76,27 @@ class Leaf:
         """The value at `position` in [0, 1] of the range.
 
         `warp` stretches the range: ``ends`` spends half of each side on the last thousandth before an end,
-        ``zero`` does so around 0.
+        ``zero`` does so around 0.  Ranges of many decades are stretched further, down to a thousandth.
         """
         low, span = self._floats
         if warp == "linear" or self.kind is not Fraction:
             return self._settle(low + span * position)
         side = 2 * position - 1  # in [-1, 1]
         if warp == "ends":
-            inset = dyadic(span / 2 * 10.0 ** (-6 * abs(side)))
+            inset = dyadic(span / 2 * 10.0 ** (-self._decades * abs(side)))
             value = self.range.low + inset if side < 0 else self.range.high - inset
             return value if value in self.range else self.near(value)
-        magnitude = max(abs(low), abs(low + span)) * 10.0 ** (-6 * (1 - abs(side)))
+        magnitude = max(abs(low), abs(low + span)) * 10.0 ** (-self._decades * (1 - abs(side)))
         return self._settle(magnitude if side > 0 else -magnitude)
 
     @cached_property
     def _floats(self) -> tuple[float, float]:
         return float(self.range.low), float(self.span)
+
+    @cached_property
+    def _decades(self) -> float:
+        """How many powers of ten a warp goes down from the span."""
+        return max(6.0, math.log10(max(1.0, *map(abs, self._floats))) + 3)
 
     def _settle(self, value: float) -> Value:
         """`near`, with a short cut for reals well inside the range."""
@@ -146,7 +151,7 @@ def shorten(value: Fraction, bits: int = SIGNIFICANT_BITS) -> Fraction:
 _known: dict[type, tuple[Field, ...]] = {}
 
 
-def _fields(kind: type) -> tuple[Field, ...]:
+def fields_of(kind: type) -> tuple[Field, ...]:
     """`fields`, which takes annotations apart at length, once per type."""
     if kind not in _known:
         _known[kind] = fields(kind)
@@ -164,8 +169,8 @@ def has_strategy(kind: type) -> bool:
         InputError: a field is a str, and the type has no ``propose`` of its own.
     """
     if hasattr(kind, "propose"):
-        return all(f.kind is not str for f in _fields(kind))
-    for field in _fields(kind):
+        return all(f.kind is not str for f in fields_of(kind))
+    for field in fields_of(kind):
         if field.kind is str:
             raise InputError(
                 f"the audit has no values to try for {kind.__name__}.{field.name}, a str: give {kind.__name__} a "
@@ -179,7 +184,7 @@ def has_strategy(kind: type) -> bool:
 def leaves(kind: type, shape: Shape) -> list[Leaf]:
     """The leaves of an instance of that shape, in the order of its values."""
     result: list[Leaf] = []
-    for field, part in zip(_fields(kind), shape, strict=True):
+    for field, part in zip(fields_of(kind), shape, strict=True):
         nested = dataclasses.is_dataclass(field.kind)
         if field.length is None:
             result += leaves(field.kind, part) if nested else [_leaf(field)]
@@ -201,7 +206,7 @@ def build(kind: type, shape: Shape, values: Sequence[Value]) -> Any:
 
 def _build(kind: type, shape: Shape, values: Iterator[Value]) -> Any:
     parts: list[Any] = []
-    for field, part in zip(_fields(kind), shape, strict=True):
+    for field, part in zip(fields_of(kind), shape, strict=True):
         nested = dataclasses.is_dataclass(field.kind)
         if field.length is None:
             parts.append(_build(field.kind, part, values) if nested else next(values))
@@ -256,7 +261,7 @@ def _instances(kind: type, choices: list[tuple[Shape, list[range]]]) -> Iterator
 def lengths_of(instance: Any) -> set[int]:
     """How long the tuples of an instance are, all the way down; empty ones left out."""
     found: set[int] = set()
-    for field in _fields(type(instance)):
+    for field in fields_of(type(instance)):
         value = getattr(instance, field.name)
         if field.length is not None:
             found.add(len(value))
@@ -272,7 +277,7 @@ def without_index(instance: Any, length: int, index: int) -> Any | None:
     None where the type refuses what is left.
     """
     changes: dict[str, Any] = {}
-    for field in _fields(type(instance)):
+    for field in fields_of(type(instance)):
         value = getattr(instance, field.name)
         if dataclasses.is_dataclass(field.kind):
             if field.length is None:
@@ -289,7 +294,7 @@ def without_index(instance: Any, length: int, index: int) -> Any | None:
 
 def cuts(instance: Any) -> Iterator[Any | None]:
     """Every instance with one element less in one of its tuples, at any depth."""
-    for field in _fields(type(instance)):
+    for field in fields_of(type(instance)):
         value = getattr(instance, field.name)
         if field.length is not None and len(value) > field.length.low:
             for index in range(len(value)):
@@ -313,7 +318,7 @@ def replaced(instance: Any, **changes: Any) -> Any | None:
 def _all_lengths(kind: type) -> list[range] | None:
     """Every length of every tuple; None where a tuple holds instances, whose shapes may differ."""
     result: list[range] = []
-    for field in _fields(kind):
+    for field in fields_of(kind):
         nested = dataclasses.is_dataclass(field.kind)
         if field.length is not None:
             if nested:
@@ -331,7 +336,7 @@ def flatten(instance: Any) -> tuple[Shape, list[Value]]:
     """Shape and values of an instance."""
     shape: list[Any] = []
     values: list[Value] = []
-    for field in _fields(type(instance)):
+    for field in fields_of(type(instance)):
         value = getattr(instance, field.name)
         nested = dataclasses.is_dataclass(field.kind)
         items = value if field.length is not None else (value,)
@@ -372,7 +377,7 @@ def random_shape(kind: type, rng: random.Random) -> Shape:
 def _lengths(kind: type) -> list[tuple[int, ...]]:
     """The lengths to try of each tuple, in the order in which `_shape` asks for them."""
     result: list[tuple[int, ...]] = []
-    for field in _fields(kind):
+    for field in fields_of(kind):
         if field.length is not None:
             low, high = field.length.low, field.length.high
             result.append(tuple(sorted({*range(low, min(high, low + 4) + 1), (low + high) // 2, high})))
@@ -387,7 +392,7 @@ def _clip(length: Length, count: int) -> int:
 
 def _shape(kind: type, counts: Iterator[int]) -> Shape:
     parts: list[Any] = []
-    for field in _fields(kind):
+    for field in fields_of(kind):
         nested = dataclasses.is_dataclass(field.kind)
         count = _clip(field.length, next(counts)) if field.length is not None else None
         if not nested:

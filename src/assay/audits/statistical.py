@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -20,19 +20,23 @@ from assay.audits.attacks.corner import Corner
 from assay.audits.attacks.evolve import Evolve
 from assay.audits.report import AttackEffort, AuditReport, Effort
 from assay.audits.sampling import Evidence, Stream, refutes, screening_score
+from assay.audits.shrink import plainer
 from assay.audits.space import has_strategy
 from assay.audits.store import Store
 from assay.audits.target import BROKEN, Approach, Stopped, shown
-from assay.core.claim import Claim, Mean, Sides
+from assay.core.claim import Bound, Claim, Mean, Sides
 from assay.core.errors import AssayError, InputError
 from assay.core.number import Ball, Strength, Truth
-from assay.core.verdict import ALPHA, Counterexample, Verdict, evaluate
+from assay.core.verdict import ALPHA, Counterexample, PremiseResult, Verdict, evaluate
 from assay.stats.betting import lower_limit
 
 SCREEN_SHARE = 0.4
 SCREEN_LIMIT = 400
 STAGES = ((16, 96), (128, 24), (1024, 6))
 """Screening draws per instance, and how many instances go on to the next stage; the last ones are bet on."""
+
+SHRINK_SHARE = 0.25
+PATIENCE = 2
 
 BLOCK = 128
 MAX_BLOCK = 2048
@@ -50,6 +54,8 @@ class Screen:
         self.exhausted = False
         self.proposed = self.accepted = self.draws = 0
         self.scores: dict[Any, float] = {}
+
+    elapsed = 0.0
 
     def has_seen(self, instance: Any) -> bool:
         """Whether this instance was screened before."""
@@ -90,12 +96,13 @@ class Screen:
 
 
 def _premises_hold(claim: Claim, instance: Any) -> bool:
-    return _verdict(claim, instance).applies
+    return all(p.truth is Truth.TRUE for p in _premises(claim, instance))
 
 
-def _verdict(claim: Claim, instance: Any) -> Verdict:
+def _premises(claim: Claim, instance: Any) -> tuple[PremiseResult, ...]:
+    """Its premises alone: nothing is drawn."""
     try:
-        return evaluate(claim, instance)
+        return evaluate(replace(claim, form=Bound(lambda _: Sides(0, "<=", 0))), instance).premises
     except AssayError as error:
         raise InputError(f"{claim.id}: {error} (on {shown(instance)})") from error
     except Exception as error:
@@ -136,6 +143,8 @@ def audit_by_sampling(
     chosen = list(dict.fromkeys([*kept, *promising]))
     candidates = [_candidate(claim, instance, rank, kept, alpha) for rank, instance in enumerate(chosen, 1)]
     refuted = _bet(candidates, deadline)
+    if refuted is not None:
+        refuted = _shrunk(claim, refuted, len(candidates), time.monotonic() + SHRINK_SHARE * seconds, alpha)
     if store is not None:
         store.save_evidence(claim, {c.stream.instance: c.evidence for c in candidates})
         if refuted is not None:
@@ -209,6 +218,44 @@ def _bet(candidates: list[Candidate], deadline: float) -> Candidate | None:
     return None
 
 
+def _shrunk(claim: Claim, found: Candidate, rank: int, deadline: float, alpha: Fraction) -> Candidate:
+    """The plainest instance that the same level still refutes: each that is tried gets the next share of it.
+
+    One is given up after `PATIENCE` times the draws that refuted the one before.
+    """
+    if not has_strategy(claim.instance):
+        return found
+    improved = True
+    while improved:
+        improved = False
+        for instance in plainer(found.stream.instance):
+            if time.monotonic() > deadline:
+                return found
+            if not _premises_hold(claim, instance):
+                continue
+            rank += 1
+            candidate = _candidate(claim, instance, rank, {}, alpha)
+            limit = PATIENCE * found.evidence.draws
+            if _refuted(candidate, limit, deadline):
+                found, improved = candidate, True
+                break
+    return found
+
+
+def _refuted(c: Candidate, limit: int, deadline: float) -> bool:
+    """Whether so many draws refute it; an instance that promises nothing after the first block is let go."""
+    block = BLOCK
+    while c.evidence.draws < limit and time.monotonic() < deadline:
+        values = c.stream.values(c.evidence.draws, c.evidence.draws + block)
+        c.evidence = c.evidence.after(c.stream, values)
+        if refutes(c.stream, c.evidence, c.alpha):
+            return True
+        if c.evidence.log_e < 0 and c.evidence.draws >= 2 * BLOCK:
+            return False
+        block = min(2 * block, MAX_BLOCK)
+    return False
+
+
 def _refutation(claim: Claim, c: Candidate, alpha: Fraction) -> Verdict:
     """The verdict: a one-sided enclosure of the expectation, at level alpha, beyond the bound."""
     stream, evidence = c.stream, c.evidence
@@ -232,7 +279,7 @@ def _refutation(claim: Claim, c: Candidate, alpha: Fraction) -> Verdict:
         Strength.STATISTICAL,
         reason,
         Sides(interval, relation, bound),
-        evaluate(claim, stream.instance).premises,
+        _premises(claim, stream.instance),
         alpha,
         facts,
     )

@@ -10,16 +10,18 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from assay.core.claim import Bound, Claim, Mean, Sides, Tail, Witness
+from assay.audits.repair import Repair
+from assay.audits.tracing import miss
+from assay.core.claim import Bound, Claim, Mean, Premise, Sides, Tail, Witness
 from assay.core.errors import AssayError, InputError
 from assay.core.instance import encode, floated
 from assay.core.number import FLOAT_SLACK, Ball, Number, Strength, Truth, as_float, compare
-from assay.core.verdict import Counterexample, Verdict, evaluate
+from assay.core.verdict import Counterexample, Verdict, answer_of, enumerated_sides, evaluate
 
 BROKEN = 4.0
 """A slack of at least this much means that a premise is broken; the excess says how far off it is."""
@@ -30,7 +32,11 @@ SEARCH_PRECISION = 1024
 TIE_SHARE, HIT_SHARE = 0.25, 0.5
 """Shares of the time that may go into exact looks at ties and records, and at violations, seen in floats."""
 
+MAX_REPAIRS = 6
+"""Equalities of one instance that are repaired one after the other."""
+
 TRACE = 2000
+MAX_WALKS = 1000
 MAX_SEEN = 300_000
 MAX_DEAD_HITS = 50
 
@@ -62,10 +68,13 @@ class Approach:
 def slack_of(sides: Sides) -> float:
     """Relative slack: negative where the relation fails, 0 at equality, ``-|lhs - rhs|`` scaled for ``==``.
 
+    Sides that differ in sign, or of which one is 0, say nothing relative: their slack is 1 or more (-1 or less) and grows
+    with their distance, up to 2, so that a search sees which way to go.
+
     >>> slack_of(Sides(Fraction(1), "<=", Fraction(4)))
     0.75
-    >>> slack_of(Sides(0, "<=", 0))
-    0.0
+    >>> slack_of(Sides(0, "<=", 0)), slack_of(Sides(0, "<=", 3))
+    (0.0, 1.75)
     """
     lhs: Any = _middle(sides.lhs)
     rhs: Any = _middle(sides.rhs)
@@ -76,8 +85,13 @@ def slack_of(sides: Sides) -> float:
     scale = max(abs(lhs), abs(rhs))
     if scale == 0:
         return 0.0
-    relative = float((rhs - lhs) / scale)
-    return 0.0 - abs(relative) if sides.relation == "==" else relative
+    if sides.relation == "==":
+        return 0.0 - abs(float((rhs - lhs) / scale))
+    if lhs * rhs > 0 or abs(lhs) == abs(rhs):
+        return float((rhs - lhs) / scale)
+    distance = as_float(rhs - lhs)
+    far = abs(distance) / (1 + abs(distance)) if math.isfinite(distance) else 1.0
+    return math.copysign(1 + far, distance)
 
 
 def _middle(value: Number) -> Fraction | float:
@@ -102,6 +116,29 @@ def sides_function(claim: Claim) -> Callable[[Any], Sides] | None:
     return None
 
 
+def walked(claim: Claim) -> Claim:
+    """A claim that is sampled as one about the expectation over all paths of a draw, where those can be walked."""
+    form = claim.form
+    assert isinstance(form, Mean | Tail)
+    known: dict[Any, Sides | None] = {}
+
+    def sides(x: Any) -> Sides | None:
+        if x not in known:
+            if len(known) > MAX_WALKS:
+                known.clear()
+            known[x] = enumerated_sides(form, x)
+        return known[x]
+
+    finite = Premise("the draw has few paths", lambda x: sides(x) is not None)
+
+    def walk(x: Any) -> Sides:
+        found = sides(x)
+        assert found is not None
+        return found
+
+    return replace(claim, form=Bound(walk), premises=(*claim.premises, finite))
+
+
 class Target:
     """One claim under attack."""
 
@@ -113,13 +150,17 @@ class Target:
         self.sides = sides
         self.seconds = seconds
         self.until = math.inf
-        self.evaluations = self.exact_evaluations = self.accepted = self.proposed = 0
+        self.evaluations = self.exact_evaluations = self.accepted = self.proposed = self.decided = 0
+        self.undecided = ""
         self.closest: Approach | None = None
         self.counterexample: Counterexample | None = None
         self.exhausted = False
         self.dead_hits: list[DeadHit] = []
         self.trace: list[Approach] = []
         self._seen: dict[Any, float] = {}
+        self._repair = Repair()
+        self.considering: Any = None
+        """The instance that is being looked at: what an evaluation that never comes back is stuck on."""
         self._rng = random.Random(seed)
         self._started, self._look_seconds, self._rationed = time.monotonic(), 0.0, False
         self._floats, self._float_failures, self._checked_twice = True, 0, False
@@ -128,6 +169,11 @@ class Target:
     def acceptance(self) -> float:
         """Share of the proposed instances whose premises hold."""
         return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this target was made."""
+        return time.monotonic() - self._started
 
     def has_seen(self, instance: Any) -> bool:
         """Whether this instance was considered before."""
@@ -147,7 +193,9 @@ class Target:
             self.accepted += known < BROKEN
             return known
         self._rationed = False
-        slack = self._evaluate(instance)
+        self.considering = instance
+        slack = self._evaluate(instance, MAX_REPAIRS)
+        self.considering = None
         if len(self._seen) < MAX_SEEN and not self._rationed:
             self._seen[instance] = slack
         return slack
@@ -157,10 +205,19 @@ class Target:
         if time.monotonic() > self.until or self.counterexample is not None:
             raise Stopped
 
-    def _evaluate(self, instance: Any) -> float:
-        distance = self._broken(instance)
+    def _evaluate(self, instance: Any, repairs: int) -> float:
+        distance, equality = self._broken(instance)
         if distance > 0:
-            return BROKEN + distance
+            moved = self._repair.repaired(equality, instance) if repairs and equality is not None else None
+            if moved is None:
+                return BROKEN + distance
+            if moved in self._seen:
+                self.accepted += self._seen[moved] < BROKEN
+                return self._seen[moved]
+            slack = self._evaluate(moved, repairs - 1)
+            if len(self._seen) < MAX_SEEN and not self._rationed:
+                self._seen[moved] = slack
+            return slack
         self.accepted += 1
         self.evaluations += 1
         if not self._checked_twice:
@@ -183,7 +240,7 @@ class Target:
         leaves unlooked at is not remembered as seen.
         """
         share = HIT_SHARE if suspect else TIE_SHARE
-        if self._look_seconds > share * (time.monotonic() - self._started) + 0.05:
+        if self._look_seconds > share * self.elapsed + 0.05:
             self._rationed = True
             return max(slack, 0.0)
         begun = time.monotonic()
@@ -193,20 +250,39 @@ class Target:
             return 1.0
         return self._record(instance, verdict)
 
-    def _broken(self, instance: Any) -> float:
-        """0 where every premise holds; otherwise how far off, in (0, 1]: a hint for the search."""
+    def _broken(self, instance: Any) -> tuple[float, Premise | None]:
+        """How far off the first broken premise is, in (0, 1], and which one if it ended on an equality; else None.
+
+        0 and None where all hold.
+        """
         premises = [p for p in self.claim.premises if p.check is not None]
         for i, premise in enumerate(premises):
-            check = premise.check
-            assert check is not None
-            result = self._guard(partial(check, instance), instance, f"the premise {premise.name!r} raises")
-            near = 1.0
+            result = self._guard(
+                partial(answer_of, premise, instance), instance, f"the premise {premise.name!r} raises"
+            )
+            equality = False
             if isinstance(result, Sides):
-                near = min(1.0, abs(slack_of(result)))
+                near, equality = min(1.0, abs(slack_of(result))), result.relation == "=="
                 result, _ = compare(result.lhs, result.relation, result.rhs)
+            elif Truth.of(result) is Truth.TRUE:
+                near = 0.0
+            else:
+                near, equality = self._nearness(premise, instance)
             if Truth.of(result) is not Truth.TRUE:
-                return (len(premises) - i - 1 + max(near, 1e-9)) / len(premises)
-        return 0.0
+                return (len(premises) - i - 1 + max(near, 1e-9)) / len(
+                    premises
+                ), premise if equality else None
+            self._repair.learn(premise, instance)
+        return 0.0, None
+
+    def _nearness(self, premise: Premise, instance: Any) -> tuple[float, bool]:
+        """How far a premise that only says False is from being true, in (0, 1], and whether an equality is missed."""
+        assert premise.check is not None
+        missed = miss(premise.check, instance)
+        if missed is None:
+            return 1.0, False
+        distance = abs(as_float(missed.difference))
+        return distance / (1 + distance) if math.isfinite(distance) else 1.0, missed.equality
 
     def _float_sides(self, instance: Any) -> Sides | None:
         """The sides in floats, or None where they cannot be had that way."""
@@ -215,7 +291,7 @@ class Target:
         try:
             sides = self.sides(floated(instance))
             numbers = as_float(sides.lhs), as_float(sides.rhs)
-        except Exception:  # floats are a short cut: whatever goes wrong, the exact path decides
+        except (Exception, SystemExit):  # floats are a short cut: whatever goes wrong, the exact path decides
             numbers = (math.nan, math.nan)
         if math.isnan(numbers[0]) or math.isnan(numbers[1]):
             self._float_failures += 1
@@ -242,16 +318,21 @@ class Target:
         """`evaluate`, with every fault of the claim's own functions told in one sentence."""
         self.exact_evaluations += 1
         more = {} if max_precision is None else {"max_precision": max_precision}
-        return self._guard(
+        verdict: Verdict = self._guard(
             lambda: evaluate(self.claim, instance, precision=64, **more), instance, "evaluating it raises"
         )
+        if verdict.truth is Truth.UNKNOWN:
+            self.undecided = f"{verdict.reason} ({shown(instance)})"
+        else:
+            self.decided += 1
+        return verdict
 
     def _guard(self, call: Callable[[], Any], instance: Any, what: str) -> Any:
         try:
             return call()
         except AssayError as error:
             raise InputError(f"{self.claim.id}: {error} (on {shown(instance)})") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(
                 f"{self.claim.id}: {what} {type(error).__name__}: {error} on {shown(instance)}; state what "
                 "excludes this instance as a premise"

@@ -20,7 +20,7 @@ from assay.core.errors import InputError, UnknownIdError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from assay.audits import AuditReport, Store
+    from assay.audits import Ablation, AuditReport, Store
 
 SURVIVED, REFUTED, UNDECIDED = 0, 1, 3
 EXIT = {"survived": SURVIVED, "refuted": REFUTED, "gave up": UNDECIDED}
@@ -119,6 +119,12 @@ def _check(options: Mapping[str, Any], chosen: Chosen) -> None:
     one = [f"--{n.replace('_', '-')}" for n in ("replay", "picture", "certificate", "without") if options[n]]
     if one and len(chosen.claims) != 1:
         raise click.UsageError(f"{one[0]} is for one claim, and {len(chosen.claims)} are named")
+    study = "--ablate" if options["ablate"] else "--sharpen" if options["sharpen"] else ""
+    idle = ("without", "attacks", "replay", "draws", "picture", "certificate", "as_expected")
+    for name in idle if study else ():
+        if options[name]:
+            flag = "--attack" if name == "attacks" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} has no part in {study}; leave one of them out")
     if options["picture"] is not None:
         from assay.cli.picture import check
 
@@ -206,10 +212,11 @@ def _human(reports: Sequence[AuditReport], chosen: Chosen) -> Iterator[Renderabl
 def _replayed(chosen: Chosen, options: Mapping[str, Any], out: Output) -> int:
     from assay.audits.replay import instance_from, replay
     from assay.audits.report import verdict_document
+    from assay.audits.widen import dropped
     from assay.cli.audit_page import verdict_rows
     from assay.core.number import Truth
 
-    claim = chosen.claims[0].without(*options["without"])
+    claim = dropped(chosen.claims[0], options["without"])
     instance = instance_from(claim, options["replay"])
     verdict = replay(claim, instance, draws=options["draws"])
     document = {"claim": claim.id, "verdict": verdict_document(verdict)}
@@ -226,11 +233,19 @@ def _studied(chosen: Chosen, options: Mapping[str, Any], out: Output) -> int:
     for claim in chosen.claims:
         if options["ablate"]:
             ablations = ablate(claim, seconds=options["seconds"], seed=options["seed"])
-            documents.append(ablation_document(claim, ablations))
-            pages.append(ablation_page(claim, ablations))
+            replays = {a.premise.name: _ablation_replay(chosen, claim, a) for a in ablations if a.witness}
+            documents.append(ablation_document(claim, ablations, replays))
+            pages.append(ablation_page(claim, ablations, replays))
         if options["sharpen"]:
             found = sharpen(claim, seconds=options["seconds"], seed=options["seed"], scale=options["sharpen"])
             documents.append(sharpening_document(found))
             pages.append(sharpening_page(found))
     out.result(documents, lambda: (part for page in pages for part in page))
     return SURVIVED
+
+
+def _ablation_replay(chosen: Chosen, claim: Claim, ablation: Ablation) -> str:
+    from assay.audits.replay import replay_arguments
+
+    assert ablation.witness is not None
+    return chosen.command(claim, "--without", ablation.premise.name, *replay_arguments(ablation.witness))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ def page(report: AuditReport, replay: str) -> Iterator[RenderableType]:
         rows += [("grade", found.grade), *_instance(found.instance), *_verdict(found.verdict)]
     elif report.closest is not None:
         rows += [
-            ("closest", f"relative slack {report.closest.slack:.6g}"),
+            ("closest", _closeness(report.closest.slack)),
             *_instance(report.closest.instance),
         ]
         rows += [] if report.verdict is None else _verdict(report.verdict)
@@ -51,6 +51,12 @@ def page(report: AuditReport, replay: str) -> Iterator[RenderableType]:
     for implied in report.implied_by.values():
         yield from page(implied, "")
     yield ""
+
+
+def _closeness(slack: float) -> str:
+    if slack >= 1:
+        return "one side is 0, or they differ in sign: no relative slack"
+    return f"relative slack {slack:.6g}"
 
 
 def _effort(report: AuditReport) -> list[tuple[str, str]]:
@@ -121,8 +127,10 @@ def verdict_rows(claim: Claim, instance: Any, verdict: Verdict) -> Iterator[Rend
     yield _table([("because", verdict.reason), *_instance(instance), *_verdict(verdict)])
 
 
-def ablation_document(claim: Claim, ablations: Sequence[Ablation]) -> dict[str, Any]:
-    """Which premises carry a claim, as JSON."""
+def ablation_document(
+    claim: Claim, ablations: Sequence[Ablation], replays: Mapping[str, str]
+) -> dict[str, Any]:
+    """Which premises carry a claim, as JSON; `replays` are the command lines that show the witnesses again."""
     return {
         "claim": claim.id,
         "premises": [
@@ -131,13 +139,17 @@ def ablation_document(claim: Claim, ablations: Sequence[Ablation]) -> dict[str, 
                 "role": a.role,
                 "reason": a.reason,
                 "witness": a.witness and counterexample_document(a.witness),
+                "replay": replays.get(a.premise.name),
+                "effort": a.report and a.report.to_dict()["effort"],
             }
             for a in ablations
         ],
     }
 
 
-def ablation_page(claim: Claim, ablations: Sequence[Ablation]) -> Iterator[RenderableType]:
+def ablation_page(
+    claim: Claim, ablations: Sequence[Ablation], replays: Mapping[str, str]
+) -> Iterator[RenderableType]:
     """Which premises carry a claim."""
     from rich.text import Text
 
@@ -148,6 +160,7 @@ def ablation_page(claim: Claim, ablations: Sequence[Ablation]) -> Iterator[Rende
             "" if a.witness is None else ", ".join(f"{k} = {v}" for k, v in _instance(a.witness.instance))
         )
         rows.append((a.premise.name, f"{a.role}: {' '.join(witness.split()) or a.reason}"))
+        rows += [("  replay", replays[a.premise.name])] if a.premise.name in replays else []
     yield _table(rows) if rows else "it has none"
     yield ""
 

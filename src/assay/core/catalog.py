@@ -113,7 +113,7 @@ def load_file(path: str | Path) -> Mission:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(f"{file} does not import: {type(error).__name__}: {error}") from error
     owners = {value.mission for value in vars(module).values() if isinstance(value, Claim)}

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import random
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -13,7 +14,8 @@ from typing import Any
 
 from assay.core import instance as instances
 from assay.core.claim import Bound, Claim, Limit, Mean, Premise, Sides, Tail, Witness
-from assay.core.errors import InputError
+from assay.core.enumeration import expectation_of, failure_of, law_of
+from assay.core.errors import AssayError, InputError
 from assay.core.number import Ball, Number, Strength, Truth, as_float, compare, precision
 
 MAX_PRECISION = 1 << 13
@@ -89,7 +91,8 @@ def evaluate(
     broken"), and those after it, which may presuppose it, are not looked at and stay UNKNOWN.
     Enclosures that overlap are recomputed at doubled precision, from `precision` bits up to `max_precision`.
     A `Mean` or `Tail` without an exact path samples `draws` times, with seeds from the claim's digest, and
-    answers at level `ALPHA` by Hoeffding's inequality.
+    answers at level `ALPHA` by Hoeffding's inequality; where no draws are asked and the sampler's randomness is
+    finite, all of its paths are walked and the answer is exact.
 
     Raises:
         InputError: the instance is of another type, or a side returns something that is no number.
@@ -124,6 +127,13 @@ def evaluate(
             lambda: Sides(exact(instance), relation, right(instance)), premises, precision, max_precision
         )
     if draws <= 0:
+        if enumerated_sides(form, instance) is not None:
+            return _decide(
+                lambda: typing.cast(Sides, enumerated_sides(form, instance)),
+                premises,
+                precision,
+                max_precision,
+            )
         return Verdict(
             Truth.UNKNOWN, Strength.STATISTICAL, "no exact path, and no draws were asked", None, premises
         )
@@ -143,11 +153,27 @@ def _premises(claim: Claim, instance: Any, bits: int, limit: int) -> tuple[Premi
 def _premise(premise: Premise, instance: Any, bits: int, limit: int) -> PremiseResult:
     if premise.check is None:
         return PremiseResult(premise.name, premise.basis, Truth.TRUE)
-    result = premise.check(instance)
+    result = answer_of(premise, instance)
     if isinstance(result, Sides):
         check: Callable[[Any], Any] = premise.check
         result = _decide(lambda: check(instance), (), bits, limit).truth
     return PremiseResult(premise.name, premise.basis, Truth.of(result))
+
+
+def answer_of(premise: Premise, instance: Any) -> bool | Truth | Sides:
+    """What the check of a premise answers.
+
+    Raises:
+        InputError: it answers with something else, such as a generator, which would count as True.
+    """
+    assert premise.check is not None
+    result = premise.check(instance)
+    if isinstance(result, bool | Truth | Sides) or type(result).__name__ in ("bool_", "bool"):
+        return result
+    raise InputError(
+        f"the premise {premise.name!r} answers with a {type(result).__name__}, not True, False or Sides; "
+        "all(...) and any(...) make one answer of many"
+    )
 
 
 def _decide(
@@ -189,6 +215,33 @@ def _check_sides(sides: object) -> None:
             raise InputError(f"a side is a {type(side).__name__}, not an int, Fraction, Ball or float")
         if isinstance(side, float) and math.isnan(side):
             raise InputError("a side is NaN on this instance")
+
+
+def enumerated_sides(form: Mean | Tail, instance: Any) -> Sides | None:
+    """The sides of a claim that is sampled, from all paths of a draw; None where they are not finite, or too many.
+
+    Raises:
+        InputError: a path leaves the declared support.
+    """
+    draw = form.draw if isinstance(form, Mean) else form.event
+    try:
+        law = None if draw is None else law_of(draw, instance)
+    except AssayError:
+        raise
+    except Exception as error:
+        raise InputError(f"a draw raises {type(error).__name__}: {error}") from error
+    if law is None:
+        return None
+    if isinstance(form, Tail):
+        return Sides(failure_of(law), "<=", form.delta(instance), {"paths": len(law)})
+    assert form.support is not None
+    low, high = form.support(instance)
+    if compare(low, "<", high)[0] is Truth.FALSE:
+        raise InputError(f"the declared support [{low}, {high}] is empty or a point")
+    for value, _ in law:
+        if compare(low, "<=", value)[0] is Truth.FALSE or compare(value, "<=", high)[0] is Truth.FALSE:
+            raise InputError(f"a draw of {value!r} is outside the declared support [{low}, {high}]")
+    return Sides(expectation_of(law), form.relation, form.bound(instance), {"paths": len(law)})
 
 
 def _witness(

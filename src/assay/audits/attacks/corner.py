@@ -15,6 +15,7 @@ from assay.audits.target import Target
 
 UNIFORM_LIMIT = 300
 LATTICE_LIMIT = 3000
+LATTICE_LEAVES = 6
 STALE_LIMIT = 3000
 
 
@@ -51,7 +52,7 @@ class Corner:
 
     def _all_lattices(self) -> Iterator[Any]:
         for shape in shapes(self._kind):
-            if len(leaves(self._kind, shape)) <= 4:
+            if len(leaves(self._kind, shape)) <= LATTICE_LEAVES:
                 yield from self._instances(shape, self._lattice(shape))
 
     def _instances(self, shape: Shape, rows: Iterator[Sequence[Value]]) -> Iterator[Any]:
@@ -63,11 +64,11 @@ class Corner:
     def _uniform(self, shape: Shape) -> Iterator[Sequence[Value]]:
         """Every field constant, over the product of its special values, plainest first."""
         parts = leaves(self._kind, shape)
-        distinct = {id(leaf.range): leaf for leaf in parts}
+        distinct = {(leaf.name, leaf.kind, leaf.range): leaf for leaf in parts}
         keys = list(distinct)
         for choice in _by_plainness([distinct[k].special() for k in keys], UNIFORM_LIMIT):
             value = dict(zip(keys, choice, strict=True))
-            yield [value[id(leaf.range)] for leaf in parts]
+            yield [value[leaf.name, leaf.kind, leaf.range] for leaf in parts]
 
     def _lattice(self, shape: Shape) -> Iterator[Sequence[Value]]:
         yield from _by_plainness([leaf.special() for leaf in leaves(self._kind, shape)], LATTICE_LIMIT)

@@ -22,7 +22,10 @@ from assay.audits.target import BROKEN, Target
 
 LOW_DIMENSION = 10
 WORTH_CMA = 5.0
-"""Seconds of budget from which the library `cma`, which takes a second or two to import, is worth importing."""
+"""Seconds of budget from which the library `cma`, which takes seconds to import, is worth importing."""
+
+PATIENCE = 0.3
+"""Share of the budget after which it is imported: easy prey has fallen by then."""
 
 WARPS = ("linear", "linear", "ends", "zero")
 
@@ -35,8 +38,7 @@ class Evolve:
         self._kind = target.claim.instance
         self._first = [s for s in shapes(self._kind) if len(leaves(self._kind, s)) <= LOW_DIMENSION]
         self._restarts = itertools.count()
-        worth = "cma" in sys.modules or target.seconds >= WORTH_CMA
-        self._may_use_cma = worth and find_spec("cma") is not None
+        self._worth_cma = target.seconds >= WORTH_CMA and find_spec("cma") is not None
 
     def run(self) -> None:
         """Optimise until the target stops it."""
@@ -51,10 +53,14 @@ class Evolve:
                     return
                 continue
             landscape = Landscape(self._target, shape, parts, self._warps(parts))
-            if len(parts) <= LOW_DIMENSION or not self._may_use_cma:
+            if len(parts) <= LOW_DIMENSION or not self._may_use_cma():
                 self._differential_evolution(landscape)
             else:
                 self._cma(landscape)
+
+    def _may_use_cma(self) -> bool:
+        late = self._target.elapsed > PATIENCE * self._target.seconds
+        return "cma" in sys.modules or (self._worth_cma and late)
 
     def _next_shape(self, restart: int) -> Shape:
         """Small shapes in turn; every third restart the closest approach's, every fourth a random one."""

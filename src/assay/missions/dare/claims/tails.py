@@ -164,11 +164,14 @@ kearns_saul_mgf_tight = Claim(
         r" > \exp\bigl((1 - \varepsilon)\, t^2 \Phi(p)/4\bigr), \quad t^* = 2 \ln \frac{1-p}{p}"
     ),
     instance=SmallerConstant,
-    form=Witness(_tight_argument, _smaller_constant_fails),
+    form=Witness(_tight_argument, _smaller_constant_fails, refute=lambda x: x.loss <= 0),
     source=derived("1.b"),
     premises=(INNER_DROP_PROB, Premise("0 < loss <= 1", lambda x: 0 < x.loss <= 1)),
     uses=("dare.kearns_saul_mgf",),
-    notes="At t* the inequality is an equality, for p other than 1/2; at 1/2 the witness is t = loss.",
+    notes=(
+        "At t* the inequality is an equality, for p other than 1/2; at 1/2 the witness is t = loss. Where nothing is lost "
+        "no t exists: that is the inequality itself."
+    ),
 )
 
 
