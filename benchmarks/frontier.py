@@ -34,6 +34,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.pairs import Pair
+from benchmarks.peers import Matrix
 from safetensors.torch import load_file
 
 from assay.checkpoints import apply, frontier, pack
@@ -43,9 +45,8 @@ from assay.checkpoints.io import open_checkpoint
 from assay.checkpoints.plan import LOSSY
 from assay.core.errors import AssayError, BudgetError
 from benchmarks import pairs, peers
-from benchmarks.pairs import Pair
-from benchmarks.peers import Matrix
 
+PAIRS = {**pairs.PAIRS, "tiny": pairs.tiny}
 DROPS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998)
 BITS = (2, 3, 4, 8)
 STRIDE = 1.2
@@ -95,6 +96,10 @@ class Point:
     seconds: float
 
 
+Measured = tuple[float, float, float | None]
+"""Drift, score and divergence, as in `Point`."""
+
+
 # Measuring --------------------------------------------------------------------------------------------------
 
 
@@ -130,8 +135,8 @@ class Bench:
                 found[name] = Matrix(delta.T if inputs.axis == 0 else delta, inputs.moment, number)
         return found
 
-    def measure_deltas(self, deltas: Mapping[str, np.ndarray]) -> tuple[float, float]:
-        """Drift and score with these deltas, each [out, in], in the place of the fine-tune's."""
+    def measure_deltas(self, deltas: Mapping[str, np.ndarray]) -> Measured:
+        """With these deltas, each [out, in], in the place of the fine-tune's."""
         weights = {}
         for name, delta in deltas.items():
             inputs = self.pair.inputs.get(name)
@@ -142,8 +147,8 @@ class Bench:
         self.try_weights(weights)
         return self._measure()
 
-    def measure_file(self, path: Path) -> tuple[float, float]:
-        """Drift and score of an unpacked checkpoint."""
+    def measure_file(self, path: Path) -> Measured:
+        """With the weights of an unpacked checkpoint."""
         found = _load(path)
         self.try_weights({name: found[name] for name in self._named})
         return self._measure()
@@ -154,10 +159,24 @@ class Bench:
             for name, value in weights.items():
                 self._named[name].copy_(value)
 
-    def _measure(self) -> tuple[float, float]:
-        outputs = self.pair.network.outputs()
-        drift = math.sqrt(self.pair.network.distance(self._reference, outputs) / self.effect)
-        return drift, self.pair.network.score(outputs)
+    def result(self, points: Sequence[Point]) -> Result:
+        """What was measured, with what it is to be read against."""
+        return Result(
+            self.pair.title,
+            self.pair.network.metric,
+            self.entries,
+            self.base_score,
+            self.tuned_score,
+            self.effect,
+            tuple(points),
+        )
+
+    def _measure(self) -> Measured:
+        network = self.pair.network
+        outputs = network.outputs()
+        moved = network.distance(self._reference, outputs)
+        divergence = moved / 2 if network.metric == "nll" else None
+        return math.sqrt(moved / self.effect), network.score(outputs), divergence
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:
@@ -214,13 +233,11 @@ def measure_plan(bench: Bench, plan: Plan, scratch: Path) -> Point | None:
     except BudgetError:
         return None
     apply(bench.pair.base, out, unpacked, workers=1, overwrite=True)
-    drift, score = bench.measure_file(unpacked)
+    measured = bench.measure_file(unpacked)
     assert report.keep is not None
     bits = 8 * (report.bytes_out - common_bytes(out)) / bench.entries
-    spent = time.process_time() - begun
-    return _point(
-        bench, plan.method, str(plan), True, bits, drift, score, report.keep.drift, report.bytes_out, spent
-    )
+    seconds = time.process_time() - begun
+    return Point(plan.method, str(plan), True, bits, *measured, report.keep.drift, report.bytes_out, seconds)
 
 
 def common_bytes(path: Path) -> int:
@@ -252,27 +269,10 @@ def measure_pair(bench: Bench, known: Iterable[Point]) -> Iterator[Point]:
                 continue
             begun = time.process_time()
             packed = {name: peer.pack(matrix, setting) for name, matrix in matrices.items()}
-            drift, score = bench.measure_deltas({name: part.delta for name, part in packed.items()})
+            measured = bench.measure_deltas({name: part.delta for name, part in packed.items()})
             bits = sum(part.bits for part in packed.values()) / bench.entries
-            spent = time.process_time() - begun
-            yield _point(bench, peer.name, f"{setting:g}", False, bits, drift, score, None, None, spent)
-
-
-def _point(
-    bench: Bench,
-    method: str,
-    setting: str,
-    ours: bool,
-    bits: float,
-    drift: float,
-    score: float,
-    predicted: float | None,
-    file_bytes: int | None,
-    seconds: float,
-) -> Point:
-    language = bench.pair.network.metric == "nll"
-    divergence = drift**2 * bench.effect / 2 if language else None
-    return Point(method, setting, ours, bits, drift, score, divergence, predicted, file_bytes, seconds)
+            seconds = time.process_time() - begun
+            yield Point(peer.name, f"{setting:g}", False, bits, *measured, None, None, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,8 +485,7 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
 
     columns = min(2, len(results))
     rows = -(-len(results) // columns)
-    settings = {"font.size": 8, "svg.hashsalt": "frontier", "svg.fonttype": "none"}
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context({"font.size": 8, "svg.hashsalt": "frontier", "svg.fonttype": "none"}):
         figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.9), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes, result in zip(grid.flat, results.values(), strict=False):
@@ -527,7 +526,7 @@ def run(names: Sequence[str], folder: Path, file: Path) -> dict[str, Result]:
     for name in names:
         begun = time.process_time()
         try:
-            pair = (pairs.PAIRS | {"tiny": pairs.tiny})[name](folder)
+            pair = PAIRS[name](folder)
         except AssayError as error:
             print(error, file=sys.stderr)
             continue
@@ -537,19 +536,21 @@ def run(names: Sequence[str], folder: Path, file: Path) -> dict[str, Result]:
         if before.get("effect", bench.effect) != bench.effect:
             raise SystemExit(f"{file} speaks of another pair {name}: name another file")
         points: list[Point] = []
-        for point in measure_pair(bench, [Point(**p) for p in before["points"]]):
+        for point in measure_pair(bench, [Point(**stored) for stored in before["points"]]):
             points.append(point)
-            if len(points) <= len(before["points"]):
-                continue
-            print(f"  {point.method:30} {point.setting:28} {point.bits:8.4f} bits  drift {point.drift:.4f}  "
-                  f"{pair.network.metric} {point.score:.4f}  {point.seconds:.1f} CPU-s", file=sys.stderr, flush=True)  # fmt: skip
-            results[name] = Result(pair.title, pair.network.metric, bench.entries, bench.base_score,
-                                   bench.tuned_score, bench.effect, tuple(points))  # fmt: skip
-            known[name] = asdict(results[name])
-            file.write_text(json.dumps(known, indent=1) + "\n")
-        results[name] = Result(pair.title, pair.network.metric, bench.entries, bench.base_score,
-                               bench.tuned_score, bench.effect, tuple(points))  # fmt: skip
+            if len(points) > len(before["points"]):
+                print(f"  {_line(point)}", file=sys.stderr, flush=True)
+                known[name] = asdict(bench.result(points))
+                file.write_text(json.dumps(known, indent=1) + "\n")
+        results[name] = bench.result(points)
     return results
+
+
+def _line(point: Point) -> str:
+    return (
+        f"{point.method:30} {point.setting:28} {point.bits:8.4f} bits  drift {point.drift:.4f}  "
+        f"score {point.score:.4f}  {point.seconds:.1f} CPU-s"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -571,7 +572,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     names = ["tiny"] if options.quick else options.pairs.split(",")
-    unknown = [name for name in names if name not in (*pairs.PAIRS, "tiny")]
+    unknown = [name for name in names if name not in PAIRS]
     if unknown:
         parser.error(f"there is no pair {unknown[0]!r}; choose of {', '.join(pairs.PAIRS)}")
     torch.set_num_threads(1)

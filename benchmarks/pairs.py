@@ -23,11 +23,13 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import transformers
+from demo.artefacts import Corpus, Wheel
+from demo.finetune import Classifier, Recipe
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
@@ -39,14 +41,15 @@ from assay.checkpoints.io import open_checkpoint
 from assay.checkpoints.language import stored_names
 from assay.core.errors import InputError
 from demo import artefacts, finetune
-from demo.artefacts import Corpus, Wheel
-from demo.finetune import Classifier, Recipe
 
 CALIBRATION = 96
 """Texts that energies and second moments are measured on; none of them is held out."""
 
 HELD_OUT = 300
-"""Texts at most that drift is measured on."""
+"""Texts at most that the drift of an encoder is measured on."""
+
+HELD_OUT_BLOCKS = 75
+"""Texts at most that the drift of a language model is measured on, every token of which is predicted."""
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 """Data that no package index carries; a pair that needs it is left out where it is absent."""
@@ -284,19 +287,30 @@ def _llama(
     recipe: LanguageRecipe,
 ) -> Pair:
     base, tuned = folder / name / "base", folder / name / "finetuned"
-    torch.manual_seed(recipe.seed)
     if not base.exists():
-        tokenizer = _train_tokenizer(before, recipe)
-        _save_trained(_new_llama(recipe), tokenizer, _stream(tokenizer, before), recipe, recipe.base_steps,
-                      recipe.base_rate, base)  # fmt: skip
+        _train_base(before, recipe, base)
     tokenizer = transformers.AutoTokenizer.from_pretrained(base, local_files_only=True)
     if not tuned.exists():
         model = transformers.AutoModelForCausalLM.from_pretrained(base, local_files_only=True)
         _save_trained(model, tokenizer, _stream(tokenizer, train), recipe, recipe.steps, recipe.rate, tuned)
-    blocks = [tokenizer(text)["input_ids"][: recipe.length] for text in test[:2000]]
-    full = torch.tensor([block for block in blocks if len(block) == recipe.length][: HELD_OUT // 4])
-    energies, inputs = _calibrated(folder / name, tuned, base, train[:CALIBRATION], recipe.length)
-    return Pair(name, title, base, tuned, energies, inputs, Llama(tuned, full))
+    calibration, held_out = (_long_enough(tokenizer, texts, recipe.length) for texts in (train, test))
+    blocks = torch.tensor(
+        [tokenizer(text)["input_ids"][: recipe.length] for text in held_out[:HELD_OUT_BLOCKS]]
+    )
+    energies, inputs = _calibrated(folder / name, tuned, base, calibration[:CALIBRATION], recipe.length)
+    return Pair(name, title, base, tuned, energies, inputs, Llama(tuned, blocks))
+
+
+def _long_enough(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
+    """The texts of at least so many tokens, of which the first so many are read."""
+    return [text for text in texts if len(tokenizer(text)["input_ids"]) >= length]
+
+
+def _train_base(texts: Sequence[str], recipe: LanguageRecipe, out: Path) -> None:
+    torch.manual_seed(recipe.seed)
+    tokenizer = _train_tokenizer(texts, recipe)
+    tokens = _stream(tokenizer, texts)
+    _save_trained(_new_llama(recipe), tokenizer, tokens, recipe, recipe.base_steps, recipe.base_rate, out)
 
 
 def _train_tokenizer(texts: Sequence[str], recipe: LanguageRecipe) -> transformers.PreTrainedTokenizerFast:
@@ -310,7 +324,7 @@ def _train_tokenizer(texts: Sequence[str], recipe: LanguageRecipe) -> transforme
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def _stream(tokenizer: transformers.PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
+def _stream(tokenizer: Any, texts: Sequence[str]) -> Tensor:
     """All texts as one row of tokens."""
     return torch.tensor([token for ids in tokenizer(list(texts))["input_ids"] for token in ids])
 
@@ -333,7 +347,7 @@ def _new_llama(recipe: LanguageRecipe) -> transformers.LlamaForCausalLM:
 
 def _save_trained(
     model: transformers.PreTrainedModel,
-    tokenizer: transformers.PreTrainedTokenizerFast,
+    tokenizer: Any,
     tokens: Tensor,
     recipe: LanguageRecipe,
     steps: int,
@@ -491,13 +505,13 @@ def _character_energies(model: CharacterModel, base: Path, tuned: Path, contexts
         lambda module, sample: module(sample[0])[0, sample[1]] / 2**0.5,
     )
     with open_checkpoint(base) as old, open_checkpoint(tuned) as new:
-        prints = {"base": source_fingerprint(old), "finetuned": source_fingerprint(new)}
+        prints = source_fingerprint(old), source_fingerprint(new)
         others = {name: 4 * info.count for name, info in new.tensors.items() if name not in found.tensors}
     effect = LogProbabilities().distance(table, then)
-    dataclasses.replace(found, effect=effect, other=others, **prints).save(out)
+    dataclasses.replace(found, effect=effect, other=others, base=prints[0], finetuned=prints[1]).save(out)
 
 
-PAIRS: Mapping[str, Callable[[Path], Pair]] = {
+PAIRS: dict[str, Callable[[Path], Pair]] = {
     "trec": trec,
     "reuters": reuters,
     "language": language,

@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks import frontier, peers
 from benchmarks.frontier import Point, Result
 from benchmarks.peers import Matrix
+
+from benchmarks import frontier, peers
 
 pytestmark = pytest.mark.torch
 
