@@ -500,7 +500,7 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
             bits = [least_bits(result.our_curves(), level) for level in levels]
             axes.plot(bits, levels, "-", color="tab:blue", linewidth=2,
                       label="assay pack")  # fmt: skip
-            axes.set(xscale="log", yscale="log", title=result.title, xlim=(0.015, 12), xlabel="bits per parameter",
+            axes.set(xscale="log", yscale="log", title=result.title, xlim=(0.015, 12), ylim=(1e-4, 2), xlabel="bits per parameter",
                      ylabel="drift")  # fmt: skip
             axes.axhline(1, color="black", linewidth=0.5)
             axes.grid(alpha=0.3)

@@ -25,6 +25,9 @@ KEEPS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 STEPS = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 1.5, 2, 3, 4, 6, 8)
 """Steps of the uniform quantisers, in standard deviations of the matrix."""
 
+FEEDBACK_STEPS = (*STEPS, 12, 16, 24, 48)
+"""With feedback, errors are passed on until they reach a step: it can be coarser."""
+
 _DAMPING = 0.01
 _GROUP = 128
 """Columns that are corrected together, and entries that share the scale of a 4-bit code."""
@@ -199,7 +202,7 @@ PEERS: tuple[Peer, ...] = (
         for bits in (16, 8, 4)
     ),
     Peer("nearest + entropy code", STEPS, nearest),
-    Peer("feedback + entropy code", STEPS, fed_back),
+    Peer("feedback + entropy code", FEEDBACK_STEPS, fed_back),
     Peer("2:4 + 4 bits", (1,), two_of_four),
     Peer("2:4 + 4 bits, feedback", (1,), two_of_four_fed_back),
 )
