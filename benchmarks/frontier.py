@@ -39,10 +39,9 @@ from benchmarks.peers import Matrix
 from safetensors.torch import load_file
 
 from assay.checkpoints import apply, frontier, pack
-from assay.checkpoints.delta import PLAN, Delta
+from assay.checkpoints.delta import PLAN
 from assay.checkpoints.energies import load_energies
 from assay.checkpoints.io import open_checkpoint
-from assay.checkpoints.plan import LOSSY
 from assay.core.errors import AssayError, BudgetError
 from benchmarks import pairs, peers
 
@@ -218,7 +217,7 @@ def our_plans(pair: Pair) -> list[Plan]:
                 found.append(Plan(method, {"keep_map": keep_map, "bits": bits, "drop": drop}))
     for bits in BITS:
         found.append(Plan(ASKED, {"keep_map": "factored", "bits": bits, "max_drift": MAX_DRIFT}))
-    return found
+    return [*found, Plan("ours, lossless", {"lossless": True})]
 
 
 def measure_plan(bench: Bench, plan: Plan, scratch: Path) -> Point | None:
@@ -234,19 +233,17 @@ def measure_plan(bench: Bench, plan: Plan, scratch: Path) -> Point | None:
         return None
     apply(bench.pair.base, out, unpacked, workers=1, overwrite=True)
     measured = bench.measure_file(unpacked)
-    assert report.keep is not None
-    bits = 8 * (report.bytes_out - common_bytes(out)) / bench.entries
+    predicted = report.keep.drift if report.keep is not None else None
+    bits = 8 * (report.bytes_out - common_bytes(out, bench.pair.matrices)) / bench.entries
     seconds = time.process_time() - begun
-    return Point(plan.method, str(plan), True, bits, *measured, report.keep.drift, report.bytes_out, seconds)
+    return Point(plan.method, str(plan), True, bits, *measured, predicted, report.bytes_out, seconds)
 
 
-def common_bytes(path: Path) -> int:
-    """Bytes of a delta that any format would need: what is stored exactly, the model's own headers, carried files."""
-    delta = Delta(path)
-    lossy = {record["name"] for record in delta.plan["tensors"] if record["treatment"] in LOSSY}
-    delta.close()
+def common_bytes(path: Path, matrices: Iterable[str]) -> int:
+    """Bytes of a delta that any format would need: the other tensors, the model's own headers, carried files."""
+    own = {PLAN, *matrices}
     with open_checkpoint(path) as file:
-        return sum(info.nbytes for name, info in file.tensors.items() if name not in lossy and name != PLAN)
+        return sum(info.nbytes for name, info in file.tensors.items() if name not in own)
 
 
 # A run ------------------------------------------------------------------------------------------------------
@@ -327,7 +324,7 @@ def bits_at(curve: Sequence[tuple[float, float]], drift: float) -> float | None:
     for number, (bits, reached) in enumerate(curve):
         if reached > drift:
             continue
-        if number == 0 or reached == drift:
+        if number == 0 or reached in (drift, 0):
             return bits
         before, worse = curve[number - 1]
         part = math.log(worse / drift) / math.log(worse / reached)
@@ -507,12 +504,12 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
         for axes in list(grid.flat)[len(results) :]:
             axes.set_axis_off()
         figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=100)
 
 
 def _reach(result: Result) -> tuple[float, float]:
     """The least and the largest drift of our own frontier."""
-    drifts = [drift for _, drift in envelope(result.ours())]
+    drifts = [drift for _, drift in envelope(result.ours()) if drift > 0]
     return min(drifts), min(max(drifts), 2.0)
 
 

@@ -139,6 +139,10 @@ def test_ratios_at_equal_drift():
     assert frontier.ratios([curve, [(0.05, 0.2)]], [(2.0, 0.2)]) == pytest.approx([40])
 
 
+def test_no_interpolation_towards_a_drift_of_none():
+    assert frontier.bits_at([(1.0, 0.1), (20.0, 0.0)], 0.05) == 20.0
+
+
 def test_targets_hold_and_miss():
     ours = [point("ours, x", 0.1, 0.4, True), point("ours, x", 0.4, 0.1, True)]
     good = result(*ours, point("SVD, 16-bit factors", 1.0, 0.4), point("SVD, 4-bit factors", 0.5, 0.2))
@@ -178,9 +182,12 @@ def test_quick_run_measures_draws_and_is_taken_up(tmp_path, capsys):
         "ours, factored",
     }
     assert found["tuned_score"] < found["base_score"]
-    exact = [p for p in found["points"] if p["ours"] and p["setting"] == "bits 8, drop 0"]
+    exact = [p for p in found["points"] if p["ours"] and p["setting"] == "bits 8, drop 0.0"]
     assert all(p["drift"] < 0.01 and 8 < p["bits"] < 10 for p in exact)
     assert len(exact) == 3
+    lossless = next(p for p in found["points"] if p["method"] == "ours, lossless")
+    assert lossless["drift"] == 0
+    assert 16 < lossless["bits"] < 40
     assert "never more bytes than any" in (tmp_path / "t.md").read_text()
     assert (tmp_path / "p.svg").stat().st_size > 10_000
     capsys.readouterr()
