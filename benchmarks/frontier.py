@@ -48,6 +48,13 @@ from benchmarks import pairs, peers
 PAIRS = {**pairs.PAIRS, "tiny": pairs.tiny}
 DROPS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998)
 BITS = (2, 3, 4, 8)
+METHODS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "ours, uniform": ("uniform", BITS),
+    "ours, tensor": ("tensor", BITS),
+    "ours, factored": ("factored", BITS),
+}
+"""Ours: keep map, and bits of a survivor to choose from."""
+
 STRIDE = 1.2
 """Least ratio between the predicted sizes of neighbouring plans that are packed, without what is stored exactly."""
 
@@ -198,18 +205,17 @@ class Plan:
 
 def our_plans(pair: Pair) -> list[Plan]:
     """What to pack: of each keep map, the plans that no other of it is predicted to beat; and one by its drift."""
-    methods = {f"ours, {keep_map}": keep_map for keep_map in ("uniform", "tensor", "factored")}
     found = []
     exact = sum(load_energies(pair.energies).other.values())
-    for method, keep_map in methods.items():
-        options = list(product(BITS, DROPS))
+    for method, (keep_map, widths) in METHODS.items():
+        options = list(product(widths, DROPS))
         predictions = frontier(
-            pair.finetuned, pair.base, pair.energies, drops=DROPS, bits=BITS, keep_maps=[keep_map]
+            pair.finetuned, pair.base, pair.energies, drops=DROPS, bits=widths, keep_maps=[keep_map]
         )
-        least, last = math.inf, 0.0
         ranked = sorted(
             zip(predictions, options, strict=True), key=lambda item: (item[0].size, item[0].drift)
         )
+        least, last = math.inf, 0.0
         for prediction, (bits, drop) in ranked:
             size = prediction.size - exact
             if prediction.drift < least and size >= STRIDE * last:

@@ -109,7 +109,9 @@ class Pair:
     @property
     def matrices(self) -> tuple[str, ...]:
         """Names of the changed matrices."""
-        return tuple(load_energies(self.energies).tensors)
+        with open_checkpoint(self.base) as base:
+            shapes = {name: info.shape for name, info in base.tensors.items()}
+        return tuple(name for name in load_energies(self.energies).tensors if len(shapes[name]) >= 2)
 
 
 # Encoders ---------------------------------------------------------------------------------------------------
