@@ -62,8 +62,7 @@ def test_known_answers(values, signed, stated):
 def test_hostile_bytes_are_refused_by_both_or_read_alike(data, count, signed):
     try:
         found = decode(data, count, signed=signed).tolist()
-    except InputError as error:
-        assert str(error).endswith("the delta is damaged")
+    except InputError:
         found = None
     try:
         assert second.decode(data, count, signed) == found

@@ -354,6 +354,7 @@ def decode_block(
         coding, stream = streams[0]
         if coding != _INTEGERS:
             raise InputError(f"the codes of a block have an unknown coding {coding}: the delta is damaged")
+        assert keep is not None
         with np.errstate(over="ignore"):
             value[:] = coder.decode(stream, kept, signed=True).astype(np.float64) * scheme.step / keep
     elif scheme.levels:

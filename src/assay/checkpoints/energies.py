@@ -776,7 +776,7 @@ def _tensor_energy(source: _Pair | _Dense, gradients: Floats) -> TensorEnergy:
         if len(survivors) < _SAMPLED_BLOCKS:
             flat = [_sampled(values.reshape(-1)) for values in (delta, part)]
             survivors.append((float(flat[1].sum()), *_survivors(*flat)))
-            grids.append(_grids(*flat, deviation))
+            grids.append(_grids(flat[0], flat[1], deviation))
     seen = sum(weight for weight, _, _ in survivors)
     scale = float(sums[1].sum()) / seen if seen else 0.0
     noise = sum((n for _, n, _ in survivors), np.zeros((len(BITS), len(SPANS)))) * scale

@@ -97,11 +97,7 @@ class GridPlanner:
             )
         wanted = (1 - drop_prob) * self._counts.sum() * (1 - 1e-9)
         plans = [
-            self._plan(
-                keep_map,
-                merge,
-                _largest(lambda x, m=merge: self._kept(self._state(keep_map, m, x)) >= wanted),
-            )
+            self._plan(keep_map, merge, self._highest(keep_map, merge, lambda s, _: self._kept(s) >= wanted))
             for merge in self._merges(keep_map)
         ]
         return min(plans, key=lambda plan: plan.size * plan.drift**2)
@@ -123,11 +119,7 @@ class GridPlanner:
                 f"to be {math.sqrt(least / self._effect):.3g}; use --lossless, or allow more"
             )
         plans = [
-            self._plan(
-                keep_map,
-                merge,
-                _largest(lambda x, m=merge: self._drift(self._state(keep_map, m, x)) <= budget),
-            )
+            self._plan(keep_map, merge, self._highest(keep_map, merge, lambda s, _: self._drift(s) <= budget))
             for merge in merges
         ]
         return min(plans, key=lambda plan: plan.size)
@@ -150,8 +142,10 @@ class GridPlanner:
             self._plan(
                 keep_map,
                 merge,
-                -_largest(
-                    lambda x, m=merge: self._size(m, self._state(keep_map, m, -x)) <= max_size, -_HIGH, -_LOW
+                # the lowest price at which the size is met, from above
+                min(
+                    _HIGH,
+                    self._highest(keep_map, merge, lambda s, m: self._size(m, s) > max_size) + 2 * _TOLERANCE,
                 ),
             )
             for merge in reachable
@@ -159,6 +153,10 @@ class GridPlanner:
         return min(plans, key=lambda plan: plan.drift)
 
     # Pieces -----------------------------------------------------------------------------------------------
+
+    def _highest(self, keep_map: str, merge: float, holds: Callable[[_State, float], bool]) -> float:
+        """The highest price at which a condition holds that higher prices break."""
+        return _largest(lambda price: holds(self._state(keep_map, merge, price), merge))
 
     def _merges(self, keep_map: str) -> tuple[float, ...]:
         if keep_map not in KEEP_MAPS:

@@ -20,6 +20,7 @@ from assay.checkpoints.calibrate import Moments, collect_moments, load_moments
 from assay.checkpoints.encode import difference, read_base_rows
 from assay.checkpoints.energies import Energies, load_energies
 from assay.checkpoints.factors import Factors
+from assay.checkpoints.gridplan import GridPlanner, planner_for
 from assay.checkpoints.header import DTYPES, TensorInfo, build_header
 from assay.checkpoints.io import (
     HIDDEN,
@@ -32,7 +33,6 @@ from assay.checkpoints.io import (
     refuse_quantised,
     row_blocks,
 )
-from assay.checkpoints.gridplan import GridPlanner, planner_for
 from assay.checkpoints.keep import KeepPlan, Planner
 from assay.checkpoints.language import read_texts
 from assay.checkpoints.plan import (
