@@ -88,7 +88,7 @@ def draw_frontier(plans: Sequence[KeepPlan], path: Path) -> None:
     lines: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for plan in plans:
         lines.setdefault((plan.keep_map, plan.bits), []).append((plan.size, plan.drift))
-    styles = dict(zip(sorted({bits for _, bits in lines}), ("-", "--", "-.", ":", (0, (1, 4))), strict=False))
+    styles = dict(zip(sorted({bits for _, bits in lines}), ("-", "--", "-.", ":", (0, (1, 4)), (0, (5, 5))), strict=False))
     colours = {"uniform": "grey", "tensor": "tab:blue", "factored": "tab:red"}
     with matplotlib.rc_context({"svg.hashsalt": "frontier", "svg.fonttype": "none", "font.size": 8}):
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
