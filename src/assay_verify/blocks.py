@@ -73,6 +73,8 @@ def measure(
         chances = [float(thresholds[i]) for i in kept]
         rescales = [t / ONE for t in chances]
     quantise = _quantise if scheme.levels else _round
+    if scheme.step is not None:
+        quantise = _grid
     steps, variances, scales, codes = quantise(delta, words, kept, chances, scheme)
     error: list[float] | None = None
     if stored is not None:
@@ -165,6 +167,30 @@ def _quantise(
     return steps, variances, scales, codes
 
 
+def _grid(
+    delta: Sequence[float],
+    words: Sequence[int],
+    kept: Sequence[int],
+    chances: Sequence[float],
+    scheme: Scheme,
+) -> tuple[list[float], list[float], list[int], list[int]]:
+    """Steps, variances and codes of stochastic rounding to whole multiples of the step; there are no scales."""
+    step = scheme.step
+    assert step is not None
+    variances = []
+    for x in delta:
+        theta = abs(x) / step
+        theta -= math.floor(theta)
+        variances.append(theta * (1 - theta) * (step * step))
+    codes = []
+    for i, ways in zip(kept, chances, strict=True):
+        a = abs(delta[i]) / step
+        level = math.floor(a)
+        level += words[i] < (a - level) * ways
+        codes.append(level if delta[i] >= 0 else -level)
+    return [step] * len(delta), variances, [], codes
+
+
 def _round(
     delta: Sequence[float],
     words: Sequence[int],
@@ -196,6 +222,8 @@ def _values(
     scheme: Scheme,
 ) -> Sequence[float]:
     """The decoded values of the survivors, as float32."""
+    if scheme.step is not None:
+        return floats.to_single([code * scheme.step / q for code, q in zip(codes, rescales, strict=True)])
     if not scheme.levels:
         return floats.to_single([floats.bfloat16(code) / q for code, q in zip(codes, rescales, strict=True)])
     decoded = [floats.bfloat16(bits) for bits in scales]

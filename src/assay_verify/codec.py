@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from assay_verify import coder
 from assay_verify.factors import Factors
 from assay_verify.outcome import Rejected, Unsupported
 
@@ -32,7 +33,7 @@ __all__ = [
 BLOCK = 1 << 20  # elements in a block, about
 LEVELS = {2: 1, 3: 3, 4: 7, 8: 127}
 SURVIVORS, LOSSLESS, EXACT = 1, 2, 3
-RAW, DEFLATE, DEFLATE_SYMBOLS, GAPS, DEFLATE_GAPS = range(5)
+RAW, DEFLATE, DEFLATE_SYMBOLS, GAPS, DEFLATE_GAPS, INTEGERS = range(6)
 
 _HEAD = struct.Struct("<BBI")
 _STREAM = struct.Struct("<BI")
@@ -42,7 +43,8 @@ _STREAM = struct.Struct("<BI")
 class Scheme:
     """How the survivors of a tensor are drawn and coded: the fields of its record, and its Philox key.
 
-    With `factors` the thresholds differ by row and column; threshold and rescale then play no part.
+    With `factors` the thresholds differ by row and column; threshold and rescale then play no part.  With a `step`,
+    too, survivors are whole multiples of it; bits and span then play no part.
     """
 
     bits: int
@@ -52,6 +54,7 @@ class Scheme:
     key: tuple[int, int]
     stored_mask: bool
     factors: Factors | None = None
+    step: float | None = None
 
     @property
     def levels(self) -> int:
@@ -68,7 +71,8 @@ class Scheme:
 class Survivors:
     """What one block stores: kept positions (None where they are drawn), scales as bfloat16 bits, and codes.
 
-    With 16 bits `codes` are bfloat16 bits and there are no scales; else they lie in -levels..levels.
+    With 16 bits `codes` are bfloat16 bits and there are no scales; with a step multiples of it, and no scales; else they
+    lie in -levels..levels.
     """
 
     kept: int
@@ -91,6 +95,11 @@ def decode_survivors(payload: bytes, scheme: Scheme, count: int) -> Survivors:
         Rejected: it is no such block.
         Unsupported: a stream has a coding that this checker does not know.
     """
+    if scheme.step is not None:
+        kept, [(coding, stream)] = _split(payload, SURVIVORS, 1, count)
+        if coding != INTEGERS:
+            raise Unsupported(f"a stream of a block has the coding {coding}, which is unknown here")
+        return Survivors(kept, None, [], coder.decode(stream, kept, True))
     streams = int(scheme.stored_mask) + (3 if scheme.levels else 2)
     kept, parts = _split(payload, SURVIVORS, streams, count)
     positions = _mask(*parts.pop(0), kept, count) if scheme.stored_mask else None

@@ -27,7 +27,7 @@ PLAN, CERTIFICATE, INDEX = "assay.plan", "assay.certificate", "assay.index"
 MAX_CARRIED = 1 << 40
 TREATMENTS = ("dropped", "masked", "factored", "lossless", "exact", "unchanged", "alias", "absent")
 PAYLOAD = ("dropped", "masked", "factored", "lossless", "exact")  # treatments that may have a payload
-SHARED = ("name", "dtype", "shape", "treatment", "threshold", "rescale", "bits", "span")
+SHARED = ("name", "dtype", "shape", "treatment", "threshold", "rescale", "bits", "span", "step")
 """Fields that plan and certificate have in common."""
 
 

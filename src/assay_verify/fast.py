@@ -53,6 +53,8 @@ def measure(
         chances = thresholds[kept].astype(np.float64)
         rescales = chances / ONE
     quantise = _quantise if scheme.levels else _round
+    if scheme.step is not None:
+        quantise = _grid
     steps, variances, scales, codes = quantise(delta, words[kept], kept, chances, scheme)
     error = None
     if stored is not None:
@@ -157,6 +159,19 @@ def _quantise(
     return steps, variances, scales, codes
 
 
+def _grid(
+    delta: Array, words: Array, kept: Array, chances: Any, scheme: Scheme
+) -> tuple[Array, Array, Array, Array]:
+    step = scheme.step
+    assert step is not None
+    a = np.abs(delta) / step
+    theta = a - np.floor(a)
+    variances = theta * (1 - theta) * (step * step)
+    level = np.floor(a[kept]) + (words < theta[kept] * chances)
+    codes = np.where(delta[kept] >= 0, level, -level).astype(np.int64)
+    return np.full(delta.size, step), variances, np.empty(0, np.int64), codes
+
+
 def _round(
     delta: Array, words: Array, kept: Array, chances: Any, scheme: Scheme
 ) -> tuple[Array, Array, Array, Array]:
@@ -172,7 +187,9 @@ def _round(
 
 
 def _values(kept: Array, scales: Array, codes: Array, rescales: Any, scheme: Scheme) -> Array:
-    if scheme.levels:
+    if scheme.step is not None:
+        values = codes * scheme.step / rescales
+    elif scheme.levels:
         tops = _bfloat16(scales)[kept // scheme.span]
         values = codes * tops / (scheme.levels * rescales)
     else:

@@ -80,7 +80,7 @@ class Record:
     """One lossy tensor of a pack certificate, with its facts as exact rationals.
 
     `signal` is None where only the diagonal of the inputs' second moment is known.  A factored tensor has no one
-    threshold and rescale: these are 0 and 1, and play no part.
+    threshold and rescale: these are 0 and 1, and play no part.  One with a `step` has no bits and no span (16 and 1).
     """
 
     name: str
@@ -96,6 +96,7 @@ class Record:
     facts: Mapping[str, Fraction]
     signal: Fraction | None
     data: Mapping[str, Any]
+    step: float | None = None
 
     @property
     def keep(self) -> Fraction:
@@ -243,7 +244,12 @@ def _record(
     signal = None
     if not calibrated or facts.get("signal", "") is not None:
         signal = _fact(facts, "signal", where)
-    bits = integer(data, "bits", where, 1)
+    step = None
+    if factored and "step" in data:
+        step = float(exact.finite(exact.double(data["step"], f"{where}.step"), f"{where}.step"))
+        if step <= 0:
+            raise Rejected(f"{where}.step must be positive")
+    bits = 16 if step else integer(data, "bits", where, 1)
     if bits not in BITS:
         raise Unsupported(f"{where}: no rule for survivors of {bits} bits")
     return Record(
@@ -254,12 +260,13 @@ def _record(
         threshold,
         rescale,
         bits,
-        integer(data, "span", where, 1),
+        1 if step else integer(data, "span", where, 1),
         integer(data, "kept", where, 0, math.prod(shape)),
         calibrated,
         values,
         signal,
         data,
+        step,
     )
 
 

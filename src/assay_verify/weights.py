@@ -183,6 +183,7 @@ def _check_lossy(
         philox.key_for(settings.seed, record.name),
         record.treatment == "masked",
         made,
+        record.step,
     )
     payloads = iter(()) if delta is None or plan is None else delta.blocks(plan)
     if plan is not None and plan.get("base_rows", _rows(finetuned)) != base_rows:

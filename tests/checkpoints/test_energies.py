@@ -217,7 +217,7 @@ def test_a_file_gives_the_energies_back(tmp_path):
 def spoil(values, metadata, what):
     change = {
         "format": lambda: metadata.update(format="assay-moments"),
-        "version": lambda: metadata.update(version="2"),
+        "version": lambda: metadata.update(version="1"),
         "effect": lambda: metadata.update(effect="nan"),
         "effect word": lambda: metadata.update(effect="much"),
         "no effect": lambda: metadata.pop("effect"),
@@ -237,7 +237,7 @@ def spoil(values, metadata, what):
         "flat": lambda: values.update({"a.w#rows": np.ones((6, 1), np.float32)}),
         "empty": lambda: values.update({"a.w#rows": np.ones(0, np.float32)}),
         "sums": lambda: values.update({"a.w#rows": values["a.w#rows"] * np.float32(1.1)}),
-        "peak": lambda: values.update({"a.w#peak": np.array([1e9])}),
+        "peak": lambda: values.update({"a.w#peak": np.array([1e9, 1.0])}),
     }
     change[what]()
 

@@ -251,13 +251,14 @@ def scheme_of(patch: Delta, record: Mapping[str, Any]) -> codec.Scheme:
         factors = Factors.from_record(record, shape[0] if shape else 1, columns)
     try:
         return codec.Scheme(
-            bits=int(record["bits"]),
+            bits=16 if "step" in record else int(record["bits"]),
             threshold=0 if factors else int(record["threshold"]),
             rescale=1.0 if factors else float.fromhex(record["rescale"]),
             key=key_for(int(patch.plan["seed"]), record["name"]),
-            span=int(record["span"]),
+            span=1 if "step" in record else int(record["span"]),
             stored_mask=record["treatment"] == "masked",
             factors=factors,
+            step=float.fromhex(record["step"]) if "step" in record else None,
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         raise InputError(f"{patch.path}: the plan's record of {record['name']!r} is malformed") from None

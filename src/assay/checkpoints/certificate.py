@@ -222,9 +222,9 @@ def _factored_fields(
 ) -> dict[str, Any]:
     """What is derived for thresholds by row and column; these are unbiased, and have no one rescale to improve."""
     variance, delete = encode_number(facts.variance), facts.signal
+    quantiser = {"bits": plan.bits, "span": plan.span} if plan.step is None else {"step": plan.step.hex()}
     return {
-        "bits": plan.bits,
-        "span": plan.span,
+        **quantiser,
         "factors": hashlib.sha256(canonical(factors.record())).hexdigest(),
         "expected": {"bias_square": encode_number(0.0), "variance": variance, "mean_square": variance},
         "alternatives": {

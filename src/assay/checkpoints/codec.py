@@ -29,6 +29,11 @@ probability of rounding up is at least ``a - l`` and exceeds it by less than ``1
 iff ``u (hi - lo) < (|d| - lo) t``: variance ``(hi - |d|)(|d| - lo)``, bias at most ``(hi - lo) / t``, and no
 finite value becomes infinite.  The decoded value is ``float32(float64(bfloat16) / rescale)``.
 
+**Grid.**  With :attr:`Scheme.step` ``h`` (and factors) a survivor is rounded to a whole multiple of ``h``: with
+``a = |d| / h`` and ``l = floor(a)``, in float64, its code is ``sign(d) (l + [u < (a - l) t])``, of magnitude up to
+``2**23 - 1``.  The decoded value is ``float32(float64(code) * h / (t / 2**32))``.  There are no scales, and one stream,
+coding 5: the codes (:mod:`assay.checkpoints.coder`).
+
 **Applying.**  ``weight = round_to_nearest_even(float32(base) + value)`` in the dtype of the tensor (float64
 for F64).  An entry that was dropped, or whose value is 0, keeps the bits of the base.
 
@@ -39,7 +44,7 @@ codes only), 3 and 4 byte gaps, as they are or raw DEFLATE (of a stored mask onl
 the stored mask if there is one (a bitmap, least significant bit first, or gaps: the distance from each kept
 position to the next, less one, a byte each, 255 for "255 more"); then the low and the high bytes of the
 scales, and the codes (``code + k``, ``bits`` bits each, least significant bit first); or for bits 16 the low
-and the high bytes of the survivors.  Kinds 2 and 3: one stream per byte of an element, lowest first.
+and the high bytes of the survivors; or with a step the codes, coding 5.  Kinds 2 and 3: one stream per byte of an element, lowest first.
 """
 
 from __future__ import annotations
@@ -54,7 +59,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.checkpoints import kernels
+from assay.checkpoints import coder, grid, kernels
 from assay.checkpoints.factors import Factors
 from assay.core.errors import InputError
 from assay.missions.dare.model import phi
@@ -68,7 +73,7 @@ _FULL = 1 << 32
 _LEVELS = {2: 1, 3: 3, 4: 7, 8: 127}
 
 _SURVIVORS, _LOSSLESS, _EXACT = 1, 2, 3
-_RAW, _DEFLATE, _DEFLATE_SYMBOLS, _GAPS, _DEFLATE_GAPS = range(5)
+_RAW, _DEFLATE, _DEFLATE_SYMBOLS, _GAPS, _DEFLATE_GAPS, _INTEGERS = range(6)
 _HEAD = struct.Struct("<BBI")
 _STREAM = struct.Struct("<BI")
 
@@ -111,6 +116,7 @@ class Scheme:
     coding       ``"entropy"``, or ``"raw"`` to switch entropy coding off
     stored_mask  the mask is given and stored; the threshold then plays no part
     factors      thresholds by row and column; threshold and rescale then play no part
+    step         spacing of the grid that survivors are rounded to (with factors only); bits and span then play no part
 
     >>> Scheme(bits=4, threshold=2**32 // 10, rescale=0.1, key=(1, 2), span=640).keep_prob
     0.09999999986030161
@@ -124,8 +130,13 @@ class Scheme:
     coding: Coding = "entropy"
     stored_mask: bool = False
     factors: Factors | None = None
+    step: float | None = None
 
     def __post_init__(self) -> None:
+        if self.step is not None and not (np.isfinite(self.step) and self.step > 0):
+            raise InputError(f"a step is a finite number above 0, not {self.step}")
+        if self.step is not None and self.factors is None:
+            raise InputError("a grid goes with thresholds by row and column")
         if self.bits != 16 and self.bits not in _LEVELS:
             raise InputError(f"survivors take 16, 8, 4, 3 or 2 bits, not {self.bits}")
         if not 0 <= self.threshold <= _FULL:
@@ -240,6 +251,8 @@ def encode_block(
     if column_weight is not None and column_weight.shape != (columns,):
         raise InputError(f"there are {columns} columns and {column_weight.size} column weights")
 
+    if scheme.step is not None:
+        return _encode_grid(base_bits, finetuned_bits, form, start, scheme, column_weight)
     base, finetuned = _wide_bits(base_bits, form).reshape(-1), _wide_bits(finetuned_bits, form).reshape(-1)
     mask = np.empty(0, np.uint8) if keep is None else np.ascontiguousarray(keep).reshape(-1).view(np.uint8)
     weight = np.empty(0) if column_weight is None else np.ascontiguousarray(column_weight, np.float64)
@@ -276,6 +289,38 @@ def encode_block(
     return EncodedBlock(_join(_SURVIVORS, kept, streams), _stats(moments, totals, counts, first, start))
 
 
+def _encode_grid(
+    base_bits: Bits,
+    finetuned_bits: Bits,
+    form: _Float,
+    start: int,
+    scheme: Scheme,
+    column_weight: NDArray[np.float64] | None,
+) -> EncodedBlock:
+    """`encode_block` for a scheme with a step."""
+    assert scheme.factors is not None
+    assert scheme.step is not None
+    rows, columns = base_bits.shape
+    count = rows * columns
+    moments, totals = np.zeros((6, rows)), np.zeros(kernels.TOTALS)
+    counts, first = np.zeros(kernels.EVENTS, np.int64), np.zeros(kernels.EVENTS, np.int64)
+    codes = np.empty(count, np.int32)
+    row_codes = _row_codes(scheme.factors, start, rows, columns)
+    if count:
+        weight = np.empty(0) if column_weight is None else np.ascontiguousarray(column_weight, np.float64)
+        wide = np.float64 if form.number is np.float64 else np.float32
+        grid.encode_grid(
+            _wide_bits(base_bits, form).reshape(-1), _wide_bits(finetuned_bits, form).reshape(-1), weight, row_codes,
+            scheme.factors.column_codes, scheme.factors.thresholds,
+            phi(keep_prob=scheme.factors.thresholds / _FULL), *_key(scheme), np.uint64(start),
+            scheme.step, float(coder.LARGEST), form.limit,
+            np.empty(kernels.TILE + kernels.SLACK, wide), codes, moments, totals, counts, first,
+        )  # fmt: skip
+    kept = int(counts[kernels.KEPT])
+    stream = (_INTEGERS, coder.encode(codes[:kept], signed=True))
+    return EncodedBlock(_join(_SURVIVORS, kept, [stream]), _stats(moments, totals, counts, first, start))
+
+
 def decode_block(
     payload: bytes, start: int, count: int, scheme: Scheme
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -286,7 +331,10 @@ def decode_block(
     """
     _check_place(start, count)
     names = ["mask"] if scheme.stored_mask else []
-    names += ["low scales", "high scales", "codes"] if scheme.levels else ["low bytes", "high bytes"]
+    if scheme.step is not None:
+        names += ["codes"]
+    else:
+        names += ["low scales", "high scales", "codes"] if scheme.levels else ["low bytes", "high bytes"]
     kept, streams = _split(payload, _SURVIVORS, count, names)
     keep = None
     if scheme.stored_mask:
@@ -302,7 +350,14 @@ def decode_block(
                 "the seed, the name of the tensor or the keep probability is not the one it was packed with"
             )
     value = np.empty(kept, np.float32)
-    if scheme.levels:
+    if scheme.step is not None:
+        coding, stream = streams[0]
+        if coding != _INTEGERS:
+            raise InputError(f"the codes of a block have an unknown coding {coding}: the delta is damaged")
+        assert keep is not None
+        with np.errstate(over="ignore"):
+            value[:] = coder.decode(stream, kept, signed=True).astype(np.float64) * scheme.step / keep
+    elif scheme.levels:
         spans = -(-count // scheme.span)
         scales = _merge([_decode(*stream, spans, "scales") for stream in streams[:2]], np.uint16)
         if np.any(scales >= 0x7F80):

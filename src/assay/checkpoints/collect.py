@@ -136,7 +136,8 @@ def plan_record(plan: TensorPlan, treatment: str, sums: TensorSums) -> dict[str,
             record["base_rows"] = plan.base_rows
     if treatment == "factored":
         assert plan.factors is not None
-        record |= {"bits": plan.bits, "span": plan.span, **plan.factors.record()}
+        quantiser = {"bits": plan.bits, "span": plan.span} if plan.step is None else {"step": plan.step.hex()}
+        record |= quantiser | plan.factors.record()
     elif treatment in LOSSY:
         assert plan.rescale is not None
         record |= {

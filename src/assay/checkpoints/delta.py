@@ -21,7 +21,7 @@ from assay.core.certificate import Certificate, canonical
 from assay.core.errors import InputError, RejectedError
 
 FORMAT = "assay-delta"
-VERSION = "1.1"
+VERSION = "1.2"
 PREFIX = "assay."
 PLAN, CERTIFICATE, INDEX = "assay.plan", "assay.certificate", "assay.index"
 BLOCK_ELEMENTS = 1 << 20

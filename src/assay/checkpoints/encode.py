@@ -186,8 +186,17 @@ def _encode_rows(task: EncodeTask, keep: np.ndarray | None) -> EncodedRows:
     if plan.treatment not in LOSSY:
         return EncodedRows(codec.encode_lossless(base, finetuned, task.coding), None, digest, check, same)
     rescale = 1.0 if plan.rescale is None else plan.rescale
+    bits = plan.bits if plan.step is None else 16
     scheme = codec.Scheme(
-        plan.bits, plan.threshold, rescale, task.key, plan.span, task.coding, keep is not None, plan.factors
+        bits,
+        plan.threshold,
+        rescale,
+        task.key,
+        plan.span,
+        task.coding,
+        keep is not None,
+        plan.factors,
+        plan.step,
     )
     block = codec.encode_block(
         base, finetuned, info.dtype, task.start * info.columns, scheme, task.weight, keep

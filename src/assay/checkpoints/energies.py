@@ -53,15 +53,18 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "assay-energies"
-VERSION = "1"
+VERSION = "2"
 KINDS = ("classification", "causal-lm", "encoder", "module")
 SPANS = (64, 1024, 16384)
 """Entries per quantiser scale for which the quantiser's noise and rate are measured."""
 
+STEPS = tuple(2.0 ** (number / 2) for number in range(-12, 7))
+"""Grid steps for which noise and rate are measured, over the delta's root mean square."""
+
 MAX_LOGITS = 8
 """Up to so many logits each gets a gradient of its own; more are seen through random projections."""
 
-_PARTS = ("rows", "columns", "classes", "survivors", "peak")
+_PARTS = ("rows", "columns", "classes", "survivors", "grid", "peak")
 _METADATA = ("kind", "samples", "draws", "seed", "effect", "other", "base", "finetuned", "texts")
 _TOLERANCE = 1e-3
 _SAMPLED_BLOCKS, _SAMPLED_RUNS = 4, 8
@@ -74,7 +77,7 @@ Outputs = Callable[["torch.nn.Module", Any], "torch.Tensor"]
 
 @dataclass(frozen=True, eq=False)
 class TensorEnergy:
-    """What plans need to know of one changed matrix [m, n].
+    """What plans need to know of one changed matrix [m, n]; a vector is [m, 1].
 
     Attributes:
         rows, columns: means of A over each row, float32 [m], and over each column, float32 [n].
@@ -83,6 +86,9 @@ class TensorEnergy:
         noise: sum of g^2 V for the quantisers of `BITS` (axis 0) with the spans of `SPANS` (axis 1), float64 [5, 3].
         rate: bits that a survivor takes after entropy coding, same axes.
         peak: the largest A of an entry.
+        deviation: root mean square of the delta.
+        grid_noise: sum of g^2 V for grids of the steps `STEPS`, in units of the deviation, float64 [19].
+        grid_rate: bits that a survivor takes at its entropy, same axis.
     """
 
     rows: Floats
@@ -92,6 +98,9 @@ class TensorEnergy:
     noise: Floats
     rate: Floats
     peak: float
+    deviation: float
+    grid_noise: Floats
+    grid_rate: Floats
 
     @property
     def total(self) -> float:
@@ -116,11 +125,12 @@ class TensorEnergy:
 
 @dataclass(frozen=True, eq=False)
 class Energies:
-    """Energies of all changed matrices of a pair, by the name of the tensor in the files.
+    """Energies of all changed matrices and vectors of a pair, by the name of the tensor in the files.
 
     Attributes:
-        tensors: the matrices that plans may drop from.
-        other: bytes that each remaining tensor of the fine-tuned checkpoint takes, stored exactly; 0 if unchanged.
+        tensors: those that plans may drop from.
+        other: bytes that each remaining tensor of the fine-tuned checkpoint, and each of one dimension, takes if it is
+            stored exactly; 0 if unchanged.
         effect: mean square of what the fine-tune does to the outputs, E sum (z(finetuned) - z(base))^2, with the base's
             weights where it has them; for a language model twice the divergence KL(finetuned || base) per token.
         kind: what the outputs are: ``classification`` (logits), ``causal-lm`` (log-probabilities of labels drawn from
@@ -172,7 +182,8 @@ class Energies:
                 (f"{name}#columns", "F32", t.columns),
                 (f"{name}#classes", "F64", np.stack([t.energy, t.gradient])),
                 (f"{name}#survivors", "F64", np.stack([t.noise, t.rate])),
-                (f"{name}#peak", "F64", np.array([t.peak])),
+                (f"{name}#grid", "F64", np.stack([t.grid_noise, t.grid_rate])),
+                (f"{name}#peak", "F64", np.array([t.peak, t.deviation])),
             ]
         metadata = {
             "format": FORMAT,
@@ -245,24 +256,24 @@ def load_energies(path: str | os.PathLike[str]) -> Energies:
 
 def _tensor(name: str, values: Mapping[str, Floats], file: Path) -> TensorEnergy:
     """One tensor's parts, once they pass for energies."""
-    rows, columns, classes, survivors, peak = (values[f"{name}#{part}"] for part in _PARTS)
-    shapes = (classes.shape, survivors.shape, peak.shape)
-    types = [part.dtype for part in (rows, columns, classes, survivors, peak)]
+    parts = rows, columns, classes, survivors, grid, peak = [values[f"{name}#{part}"] for part in _PARTS]
+    shapes = (classes.shape, survivors.shape, grid.shape, peak.shape)
+    types = [part.dtype for part in parts]
     if (
         rows.ndim != 1
         or columns.ndim != 1
         or not rows.size
         or not columns.size
-        or shapes != ((2, CLASSES, CLASSES), (2, len(BITS), len(SPANS)), (1,))
-        or types != [np.float32] * 2 + [np.float64] * 3
+        or shapes != ((2, CLASSES, CLASSES), (2, len(BITS), len(SPANS)), (2, len(STEPS)), (2,))
+        or types != [np.float32] * 2 + [np.float64] * 4
     ):
         raise InputError(f"the parts of {name} in {file} have the wrong types or shapes: calibrate again")
-    for part in (rows, columns, classes, survivors, peak):
+    for part in parts:
         if not (np.isfinite(part).all() and (part >= 0).all()):
             raise InputError(
                 f"the energies of {name} in {file} are not finite or negative, which no mean square is: calibrate again"
             )
-    found = TensorEnergy(rows, columns, classes[0], classes[1], survivors[0], survivors[1], float(peak[0]))
+    found = TensorEnergy(rows, columns, *classes, *survivors, *map(float, peak), *grid)
     count = found.count
     sums = [rows.mean(dtype=np.float64) * count, columns.mean(dtype=np.float64) * count]
     if any(
@@ -357,8 +368,8 @@ def collect_energies(
         encoded = tokenize(tokenizer, chosen, token_limit(max_length, tokenizer, model.config))
         reader = _reader(kind, model, draws, seed)
         named = _parameters(model, new)
-        changed = {n: p for n, p in named.items() if p.ndim >= 2 and _differs(n, old, new)}
-        if not changed:
+        changed = {n: p for n, p in named.items() if p.ndim and _differs(n, old, new)}
+        if not any(p.ndim >= 2 for p in changed.values()):
             raise InputError(f"no matrix of {new.path} that its model uses differs from {old.path}")
         tell = progress or _silent
         total = 2 * len(encoded)
@@ -377,7 +388,11 @@ def collect_energies(
         }
         return Energies(
             tensors,
-            {name: _exact_bytes(name, old, new) for name in new.tensors if name not in tensors},
+            {
+                n: _exact_bytes(n, old, new)
+                for n, i in new.tensors.items()
+                if n not in tensors or len(i.shape) < 2
+            },
             effect,
             reader.kind,
             len(encoded),
@@ -401,7 +416,7 @@ def module_energies(
 
     Args:
         module: left as it was, but for ``requires_grad`` and the ``grad`` of its parameters.
-        base: the base's parameters; of those of two dimensions and more that differ, the energies are taken.
+        base: the base's parameters; of those that differ, but for single numbers, the energies are taken.
         samples: what `outputs` reads, one at a time.
         outputs: ``outputs(module, sample)``, a tensor [outputs], differentiable in the parameters.
         progress: called with samples done, samples in all (read twice), and what is being done.
@@ -420,9 +435,9 @@ def module_energies(
         if name not in named or tuple(old.shape) != tuple(named[name].shape):
             raise InputError(f"the module has no parameter {name!r} of shape {list(old.shape)}")
         delta = named[name].detach().float().numpy() - np.asarray(old, np.float32)
-        if delta.ndim >= 2 and delta.any():
+        if delta.ndim and delta.any():
             pairs[name] = delta
-    if not pairs:
+    if not any(delta.ndim >= 2 for delta in pairs.values()):
         raise InputError("no matrix of the module differs from the base")
     tell, total = progress or _silent, 2 * len(samples)
     reader = _Function(outputs)
@@ -751,6 +766,9 @@ def _tensor_energy(source: _Pair | _Dense, gradients: Floats) -> TensorEnergy:
     row_codes, column_codes = log_codes(row_means)[0], log_codes(column_means)[0]
     sums = np.zeros((2, CLASSES, CLASSES))
     survivors: list[tuple[float, Floats, Floats]] = []
+    grids: list[tuple[Floats, Floats]] = []
+    squares_of_delta = sum(float(np.square(delta).sum()) for _, _, delta in source.blocks())
+    deviation = math.sqrt(squares_of_delta / squares.size)
     for start, stop, delta in source.blocks():
         part = squares[start:stop].astype(np.float64)
         for number, values in enumerate((part * delta**2, part)):
@@ -758,11 +776,16 @@ def _tensor_energy(source: _Pair | _Dense, gradients: Floats) -> TensorEnergy:
         if len(survivors) < _SAMPLED_BLOCKS:
             flat = [_sampled(values.reshape(-1)) for values in (delta, part)]
             survivors.append((float(flat[1].sum()), *_survivors(*flat)))
+            grids.append(_grids(flat[0], flat[1], deviation))
     seen = sum(weight for weight, _, _ in survivors)
     scale = float(sums[1].sum()) / seen if seen else 0.0
     noise = sum((n for _, n, _ in survivors), np.zeros((len(BITS), len(SPANS)))) * scale
     rate = np.mean([r for _, _, r in survivors], axis=0)
-    return TensorEnergy(row_means, column_means, sums[0], sums[1], noise, rate, peak)
+    grid_noise = sum((n for n, _ in grids), np.zeros(len(STEPS))) * scale
+    grid_rate = np.mean([r for _, r in grids], axis=0)
+    return TensorEnergy(
+        row_means, column_means, sums[0], sums[1], noise, rate, peak, deviation, grid_noise, grid_rate
+    )
 
 
 def _sampled(values: Floats) -> Floats:
@@ -796,7 +819,7 @@ def _survivors(delta: Floats, squares: Floats) -> tuple[Floats, Floats]:
                 exponents = np.frexp(size)[1]
                 step = np.ldexp(1.0, exponents - 8)
                 theta = size / step % 1.0
-                rate[row, column] = 9 + _entropy(np.bincount((exponents - exponents.min()) // 2))
+                rate[row, column] = 9 + entropy(np.bincount((exponents - exponents.min()) // 2))
             else:
                 levels = (1 << (bits - 1)) - 1
                 step = top / levels
@@ -806,15 +829,39 @@ def _survivors(delta: Floats, squares: Floats) -> tuple[Floats, Floats]:
                 counts = np.bincount(low.astype(np.int64), 1 - theta, levels + 2)
                 counts += np.bincount(low.astype(np.int64) + 1, theta, levels + 2)
                 moved = 1 - counts[0] / size.size  # a code that is not 0 takes one bit more for its sign
-                rate[row, column] = min(bits, _entropy(counts) + moved)
+                rate[row, column] = min(bits, entropy(counts) + moved)
             noise[row, column] = float((squares * theta * (1 - theta) * step * step).sum())
     return noise, rate
 
 
-def _entropy(counts: Floats) -> float:
+def _grids(delta: Floats, squares: Floats, deviation: float) -> tuple[Floats, Floats]:
+    """Sum of g^2 V, and bits of a survivor at its entropy, for each of `STEPS`."""
+    noise, rate = np.zeros(len(STEPS)), np.zeros(len(STEPS))
+    for place, multiple in enumerate(STEPS if deviation else ()):
+        a = np.abs(delta) / (multiple * deviation)
+        low = np.floor(a)
+        theta = a - low
+        noise[place] = float((squares * theta * (1 - theta)).sum()) * (multiple * deviation) ** 2
+        levels, joined = np.unique(np.concatenate([low, low + 1]), return_inverse=True)
+        counts = np.bincount(joined, np.concatenate([1 - theta, theta]))
+        zeros = counts[0] if levels[0] == 0 else 0.0
+        rate[place] = entropy(counts) + 1 - zeros / delta.size
+    return noise, rate
+
+
+def entropy(counts: Floats) -> float:
     """Bits per symbol."""
     share = counts[counts > 0] / counts.sum()
     return -float(share @ np.log2(share))
 
 
-__all__ = ["KINDS", "Energies", "TensorEnergy", "collect_energies", "load_energies", "module_energies"]
+__all__ = [
+    "KINDS",
+    "STEPS",
+    "Energies",
+    "TensorEnergy",
+    "collect_energies",
+    "entropy",
+    "load_energies",
+    "module_energies",
+]

@@ -20,6 +20,7 @@ from assay.checkpoints.calibrate import Moments, collect_moments, load_moments
 from assay.checkpoints.encode import difference, read_base_rows
 from assay.checkpoints.energies import Energies, load_energies
 from assay.checkpoints.factors import Factors
+from assay.checkpoints.gridplan import GridPlanner, planner_for
 from assay.checkpoints.header import DTYPES, TensorInfo, build_header
 from assay.checkpoints.io import (
     HIDDEN,
@@ -36,6 +37,7 @@ from assay.checkpoints.keep import KeepPlan, Planner
 from assay.checkpoints.language import read_texts
 from assay.checkpoints.plan import (
     BITS,
+    GRID,
     KEEP_MAPS,
     KEEP_ONE,
     LOSSY,
@@ -262,13 +264,13 @@ def _by_energies(job: Job, path: str | os.PathLike[str]) -> Job:
         keep = planner.at_drop(settings.keep_map, 1 - settings.threshold / KEEP_ONE)
     if not settings.planned:
         return dataclasses.replace(job, keep=keep)
-    plans = tuple(_planned(plan, keep.thresholds) if plan.name in lossy else plan for plan in job.plans)
+    plans = tuple(_planned(plan, keep) if plan.name in lossy else plan for plan in job.plans)
     unchanged = {name for name, size in energies.other.items() if size == 0}
     missing = tuple(name for name in lossy if name not in known and name not in unchanged)
     return dataclasses.replace(job, plans=plans, keep=keep, without_energies=missing)
 
 
-def _planner(job: Job, energies: Energies, bits: int) -> Planner:
+def _planner(job: Job, energies: Energies, bits: int) -> Planner | GridPlanner:
     """Plans for the tensors that may lose something and have energies; the others count as overhead."""
     lossy = {plan.name for plan in job.plans if plan.treatment in LOSSY}
     known = {name: tensor for name, tensor in energies.tensors.items() if name in lossy}
@@ -276,7 +278,7 @@ def _planner(job: Job, energies: Energies, bits: int) -> Planner:
         raise InputError(
             "none of the tensors that may lose something has energies: calibrate this pair again"
         )
-    return Planner(dataclasses.replace(energies, tensors=known), bits, _exact_bytes(job, energies, known))
+    return planner_for(dataclasses.replace(energies, tensors=known), bits, _exact_bytes(job, energies, known))
 
 
 def frontier(
@@ -285,7 +287,7 @@ def frontier(
     energies: str | os.PathLike[str],
     *,
     drops: Sequence[float] = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99),
-    bits: Sequence[int] = BITS,
+    bits: Sequence[int] = (GRID, *BITS),
     keep_maps: Sequence[str] = KEEP_MAPS,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -298,20 +300,24 @@ def frontier(
         finetuned, base: the pair.
         energies: a file that `assay.checkpoints.energies` measured of it.
         drops: shares of all entries to drop, each in [0, 1).
-        bits: of a survivor, each one of 16, 8, 4, 3, 2.
+        bits: of a survivor, each one of 16, 8, 4, 3, 2, or 0 for a grid.
         keep_maps: of ``uniform``, ``tensor``, ``factored``.
         include, exclude: as in `Settings`.
 
     Raises:
         InputError: the energies are not those of the pair, or a value is out of its range.
     """
-    job = open_job(finetuned, base, Settings(include=tuple(include), exclude=tuple(exclude)), None, None)
+    settings = Settings(include=tuple(include), exclude=tuple(exclude))
+    job = open_job(finetuned, base, settings, None, None)
     try:
+        layout = compare_layouts(job.base, job.finetuned)
+        on_grid = plan_tensors(job.base, job.finetuned, layout, dataclasses.replace(settings, bits=GRID))
+        jobs = {GRID: dataclasses.replace(job, plans=on_grid)}
         measured = load_energies(energies)
         measured.check(job.base, job.finetuned)
         return tuple(
             planner.at_drop(keep_map, drop)
-            for planner in (_planner(job, measured, number) for number in bits)
+            for planner in (_planner(jobs.get(number, job), measured, number) for number in bits)
             for keep_map in keep_maps
             for drop in drops
         )
@@ -332,9 +338,9 @@ def _exact_bytes(job: Job, energies: Energies, planned: Mapping[str, Any]) -> in
     return size
 
 
-def _planned(plan: TensorPlan, thresholds: Mapping[str, int | Factors]) -> TensorPlan:
+def _planned(plan: TensorPlan, keep: KeepPlan) -> TensorPlan:
     """A lossy plan with its own thresholds; without loss where there are none."""
-    made = thresholds.get(plan.name)
+    made = keep.thresholds.get(plan.name)
     if made is None:
         return dataclasses.replace(plan, treatment="lossless", threshold=KEEP_ONE, rescale=1.0)
     factors = made if isinstance(made, Factors) else None
@@ -346,6 +352,7 @@ def _planned(plan: TensorPlan, thresholds: Mapping[str, int | Factors]) -> Tenso
         rescale=threshold / KEEP_ONE,
         span=span_of(threshold),
         factors=factors,
+        step=keep.steps.get(plan.name),
     )
 
 

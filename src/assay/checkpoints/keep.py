@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,11 +55,12 @@ class KeepPlan:
 
     Attributes:
         keep_map: one of `KEEP_MAPS`.
-        bits: of a survivor.
+        bits: of a survivor, or `GRID`.
         thresholds: by tensor, one for all entries (keep probability times 2**32) or by row and column.
         drift: predicted root mean square drift over the fine-tune's own effect, first order.
         size: bytes of the delta, estimated.
         mean_keep: expected share of the entries that survive.
+        steps: by tensor, the spacing of its grid; empty unless bits is `GRID`.
     """
 
     keep_map: str
@@ -68,6 +69,12 @@ class KeepPlan:
     drift: float
     size: int
     mean_keep: float
+    steps: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def quantiser(self) -> str:
+        """The bits of a survivor in words, or ``grid``."""
+        return str(self.bits) if self.bits else "grid"
 
 
 class Planner:
@@ -78,7 +85,7 @@ class Planner:
         bits: of a survivor.
         overhead: bytes of the delta beside the tensors planned here.
 
-    >>> tensor = TensorEnergy(np.full(2, 2.0), np.full(3, 2.0), np.eye(16) * 0.75, np.eye(16), *np.zeros((2, 5, 3)), 3.0)
+    >>> tensor = TensorEnergy(np.full(2, 2.0), np.full(3, 2.0), np.eye(16) * 0.75, np.eye(16), *np.zeros((2, 5, 3)), 3.0, 1.0, *np.zeros((2, 19)))
     >>> planner = Planner(Energies({"w": tensor}, {}, 12.0, "module", 1, 1, 0), bits=16)
     >>> planner.at_drop("uniform", 0.5).drift
     1.0

@@ -270,7 +270,7 @@ def _largest_size(job: Job) -> int:
             size += plan.info.nbytes + 64
             continue
         kept = plan.info.count * plan.threshold / (1 << 32)
-        per_entry = kept * plan.bits / 8 + (2 * plan.info.count / plan.span if plan.bits < 16 else 0)
+        per_entry = kept * (plan.bits or 16) / 8 + (2 * plan.info.count / plan.span if plan.bits < 16 else 0)
         added = (plan.info.rows - plan.base_rows) * plan.info.columns * plan.info.itemsize
         size += (
             int(1.05 * per_entry + (plan.info.count / 8 if plan.treatment == "masked" else 0)) + added + 4096

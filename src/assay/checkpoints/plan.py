@@ -19,6 +19,8 @@ from assay.checkpoints.io import Layout, Source
 from assay.core.errors import InputError
 
 BITS = (16, 8, 4, 3, 2)
+GRID = 0
+"""In place of bits: a grid of steps chosen by energies, and codes as short as their entropy."""
 MASKS = ("random", "derandomised")
 CODINGS = ("entropy", "raw")
 KEEP_MAPS = ("uniform", "tensor", "factored")
@@ -50,7 +52,7 @@ class Settings:
         rescale: ``dare`` (survivors divided by the keep probability: unbiased), ``optimal`` (least mean
             square, biased), or the divisor itself.
         mask: ``random`` (drawn from the seed, costs no bits) or ``derandomised`` (chosen, stored).
-        bits: of a survivor: 16, 8, 4, 3 or 2.
+        bits: of a survivor: 16, 8, 4, 3 or 2; or `GRID` (0), steps of a grid that energies choose tensor by tensor.
         coding: ``entropy`` (each stream coded where that is smaller) or ``raw``.
         lossless: store the exact difference of every tensor; nothing is dropped.
         seed: any integer >= 0.
@@ -84,7 +86,7 @@ class Settings:
             raise InputError(
                 f"the drop probability {float(self.drop_prob):g} is outside [0, 1]; 0.9 drops nine entries in ten"
             )
-        if self.bits not in BITS:
+        if self.bits not in BITS and self.bits != GRID:
             raise InputError(
                 f"survivors of {self.bits} bits are not offered; choose one of {', '.join(map(str, BITS))}"
             )
@@ -126,7 +128,8 @@ class Settings:
     @property
     def planned(self) -> bool:
         """Whether keep probabilities come from energies."""
-        return self.keep_map != "uniform" or self.max_drift is not None or self.max_size is not None
+        budget = self.max_drift is not None or self.max_size is not None
+        return budget or self.keep_map != "uniform" or self.bits == GRID
 
     @property
     def threshold(self) -> int:
@@ -166,6 +169,7 @@ class TensorPlan:
         bits: of a survivor.
         span: entries that share one scale.
         factors: of ``factored``, the keep thresholds by row and column; `threshold` is then their mean.
+        step: of ``factored`` with bits `GRID`, the spacing of the grid.
     """
 
     info: TensorInfo
@@ -176,6 +180,7 @@ class TensorPlan:
     bits: int = 16
     span: int = GROUP
     factors: Factors | None = None
+    step: float | None = None
 
     @property
     def name(self) -> str:
@@ -226,7 +231,7 @@ def _plan(base: TensorInfo | None, info: TensorInfo, settings: Settings) -> Tens
         base,
         settings.threshold,
         rescale,
-        settings.bits,
+        settings.bits or 16,
         settings.span,
     )
 
@@ -234,7 +239,8 @@ def _plan(base: TensorInfo | None, info: TensorInfo, settings: Settings) -> Tens
 def _loses(info: TensorInfo, settings: Settings) -> bool:
     if settings.excludes(info.name):
         return False
-    return _matches(info.name, settings.include) if settings.include else len(info.shape) >= 2
+    least = 1 if settings.bits == GRID else 2
+    return _matches(info.name, settings.include) if settings.include else len(info.shape) >= least
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -253,6 +259,7 @@ def _check_patterns(patterns: Sequence[str], source: Source, option: str) -> Non
 __all__ = [
     "BITS",
     "CODINGS",
+    "GRID",
     "KEEP_MAPS",
     "KEEP_ONE",
     "LOSSY",

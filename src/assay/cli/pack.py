@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--bits",
-    type=click.Choice(["16", "8", "4", "3", "2"]),
-    default="16",
-    show_default=True,
-    help="Bits of a survivor, by an unbiased quantiser below 16.",
+    type=click.Choice(["grid", "16", "8", "4", "3", "2"]),
+    help="Bits of a survivor, by an unbiased quantiser below 16; grid: steps planned by energies, codes at their entropy.  "
+    "[default: grid within a drift or a size, else 16]",
 )
 @click.option(
     "--rescale",
@@ -80,9 +79,8 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-map",
     type=click.Choice(["uniform", "tensor", "factored"]),
-    default="uniform",
-    show_default=True,
-    help="One keep probability, one for each tensor, or one for each row and column; the last two need --energies.",
+    help="One keep probability, one for each tensor, or one for each row and column; the last two need --energies.  "
+    "[default: factored on a grid, else uniform]",
 )
 @click.option(
     "--max-drift",
@@ -131,7 +129,7 @@ def command(
     base: Path,
     target: Path,
     drop: Fraction,
-    bits: str,
+    bits: str | None,
     gamma: Fraction,
     beside: Path | None,
     no_certificate: bool,
@@ -158,13 +156,16 @@ def command(
     skip_blas()
     from assay.checkpoints import pack
 
+    quantiser = (0 if budget else 16) if bits is None else 0 if bits == "grid" else int(bits)
+    if settings["keep_map"] is None:
+        settings["keep_map"] = "factored" if quantiser == 0 else "uniform"
     with out.progress("pack") as progress:
         report = pack(
             finetuned,
             base,
             target,
             drop=drop,
-            bits=int(bits),
+            bits=quantiser,
             gamma=gamma,
             certificate=False if no_certificate else beside or True,
             progress=progress,
@@ -199,7 +200,7 @@ def prediction(keep: KeepPlan) -> dict[str, Any]:
     """A plan by energies as JSON."""
     return {
         "keep_map": keep.keep_map,
-        "bits": keep.bits,
+        "bits": keep.quantiser if keep.bits == 0 else keep.bits,
         "mean_keep": keep.mean_keep,
         "drift": keep.drift,
         "size": keep.size,

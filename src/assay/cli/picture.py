@@ -88,7 +88,13 @@ def draw_frontier(plans: Sequence[KeepPlan], path: Path) -> None:
     lines: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for plan in plans:
         lines.setdefault((plan.keep_map, plan.bits), []).append((plan.size, plan.drift))
-    styles = dict(zip(sorted({bits for _, bits in lines}), ("-", "--", "-.", ":", (0, (1, 4))), strict=False))
+    styles = dict(
+        zip(
+            sorted({bits for _, bits in lines}),
+            ("-", "--", "-.", ":", (0, (1, 4)), (0, (5, 5))),
+            strict=False,
+        )
+    )
     colours = {"uniform": "grey", "tensor": "tab:blue", "factored": "tab:red"}
     with matplotlib.rc_context({"svg.hashsalt": "frontier", "svg.fonttype": "none", "font.size": 8}):
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
@@ -96,7 +102,7 @@ def draw_frontier(plans: Sequence[KeepPlan], path: Path) -> None:
         for (keep_map, bits), points in lines.items():
             sizes, drifts = zip(*sorted(points), strict=True)
             axes.plot(sizes, drifts, ".", linestyle=styles[bits], color=colours[keep_map], linewidth=1,
-                      label=f"{keep_map}, {bits} bits")  # fmt: skip
+                      label=f"{keep_map}, {bits} bits" if bits else f"{keep_map}, grid")  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis, label in ((axes.xaxis, size), (axes.yaxis, "{:g}".format)):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--bits",
-    type=click.Choice(["16", "8", "4", "3", "2"]),
+    type=click.Choice(["grid", "16", "8", "4", "3", "2"]),
     multiple=True,
     help="Only these bits of a survivor; may be repeated.",
 )
@@ -82,7 +82,7 @@ def command(
 
     choices: dict[str, Any] = {}
     if bits:
-        choices["bits"] = [int(number) for number in bits]
+        choices["bits"] = [0 if number == "grid" else int(number) for number in bits]
     if keep_maps:
         choices["keep_maps"] = keep_maps
     plans = frontier(finetuned, base, energies, drops=drops, include=include, exclude=exclude, **choices)
@@ -94,7 +94,7 @@ def command(
         "plans": [
             {
                 "keep_map": plan.keep_map,
-                "bits": plan.bits,
+                "bits": plan.quantiser if plan.bits == 0 else plan.bits,
                 "mean_keep": plan.mean_keep,
                 "size": plan.size,
                 "drift": plan.drift,
@@ -122,7 +122,7 @@ def _human(plans: Sequence[KeepPlan], considered: int) -> Iterator[RenderableTyp
         table.add_column(column, justify="left" if column == "keep map" else "right")
     for plan in plans:
         table.add_row(
-            f"{plan.drift:.3g}", size(plan.size), plan.keep_map, str(plan.bits), f"{1 - plan.mean_keep:.3g}"
+            f"{plan.drift:.3g}", size(plan.size), plan.keep_map, plan.quantiser, f"{1 - plan.mean_keep:.3g}"
         )
     yield table
     yield ""
