@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models import pair, read, tuned, weights, write
+from test_keep import energies_of
 
 from assay.checkpoints import apply, pack
 from assay.checkpoints.journal import Journal
+from assay.checkpoints.plan import GRID
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -29,6 +31,9 @@ at = lambda name: folder + "/" + name
 print("ready", flush=True)
 if verb == "pack":
     pack(at("tuned.safetensors"), at("base.safetensors"), at("out.safetensors"), drop=0.9, bits=4, seed=5)
+elif verb == "grid":
+    pack(at("tuned.safetensors"), at("base.safetensors"), at("out.safetensors"), bits=0, seed=5,
+         energies=at("energies"), keep_map="factored", max_drift=0.3)
 elif verb == "apply":
     apply(at("base.safetensors"), at("d.safetensors"), at("out.safetensors"), overwrite=True)
 else:
@@ -49,6 +54,8 @@ def start(verb, folder):
 def expected(verb, folder):
     """The old output and the new one, as bytes."""
     base, finetuned = pair(folder, np.float32, rows=6000, columns=256)
+    if verb == "grid":
+        energies_of(base, finetuned).save(folder / "energies")
     pack(finetuned, base, folder / "d.safetensors", seed=1)
     write(folder / "other.safetensors", tuned(weights(0, np.float32, rows=6000, columns=256), seed=9))
     pack(folder / "other.safetensors", base, folder / "e.safetensors", seed=2)
@@ -58,7 +65,7 @@ def expected(verb, folder):
     assert run.stdout == b"ready\n"
     new = (folder / "out.safetensors").read_bytes()
     (folder / "out.safetensors").unlink()
-    if verb == "pack":
+    if verb in ("pack", "grid"):
         pack(folder / "other.safetensors", base, folder / "out.safetensors", seed=3)
     else:
         apply(base, folder / "e.safetensors", folder / "out.safetensors")
@@ -66,7 +73,7 @@ def expected(verb, folder):
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("verb", ["pack", "apply", "merge"])
+@pytest.mark.parametrize("verb", ["pack", "grid", "apply", "merge"])
 def test_a_kill_leaves_the_old_output_or_the_new_one(tmp_path, verb, kills):
     old, new = expected(verb, tmp_path)
     process = start(verb, tmp_path)
@@ -87,9 +94,14 @@ def test_a_kill_leaves_the_old_output_or_the_new_one(tmp_path, verb, kills):
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("out")) == ["out.safetensors"]
 
 
-def test_a_rerun_resumes_what_was_journalled(tmp_path, monkeypatch):
+@pytest.mark.parametrize("bits", [4, GRID])
+def test_a_rerun_resumes_what_was_journalled(tmp_path, monkeypatch, bits):
     base, finetuned = pair(tmp_path, np.float32, rows=3000)
-    pack(finetuned, base, tmp_path / "whole", seed=5)
+    settings = {"seed": 5, "bits": bits}
+    if bits == GRID:
+        energies_of(base, finetuned).save(tmp_path / "energies")
+        settings |= {"energies": tmp_path / "energies", "keep_map": "factored", "max_drift": 0.3}
+    pack(finetuned, base, tmp_path / "whole", **settings)
     recorded = []
     original = Journal.record
 
@@ -102,13 +114,13 @@ def test_a_rerun_resumes_what_was_journalled(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "record", die_after_three)
         with pytest.raises(KeyboardInterrupt):
-            pack(finetuned, base, tmp_path / "d", seed=5)
+            pack(finetuned, base, tmp_path / "d", **settings)
     assert not (tmp_path / "d").exists()
     resumed = []
     monkeypatch.setattr(
         Journal, "record", lambda self, key, payload: (resumed.append(key), original(self, key, payload))
     )
-    pack(finetuned, base, tmp_path / "d", seed=5)
+    pack(finetuned, base, tmp_path / "d", **settings)
     assert set(resumed).isdisjoint(recorded)
     assert len(resumed) + len(recorded) == len(read(base))
     assert (tmp_path / "d").read_bytes() == (tmp_path / "whole").read_bytes()

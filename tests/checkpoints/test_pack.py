@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from models import BF16, pair, read, tuned, weights, write, write_folder
 from safetensors import safe_open
+from test_keep import energies_of
 
 from assay.checkpoints import apply, inspect, pack
 from assay.checkpoints.delta import Delta
+from assay.checkpoints.plan import GRID
 from assay.core.certificate import Certificate
 from assay.core.errors import AssayError, InputError, RejectedError
 
@@ -147,8 +149,11 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path):
 def test_ray_writes_the_same_bytes(tmp_path):
     pytest.importorskip("ray")
     base, finetuned = pair(tmp_path, BF16, rows=3000, columns=512)
+    energies_of(base, finetuned).save(tmp_path / "energies")
+    grid = {"bits": GRID, "energies": tmp_path / "energies", "keep_map": "factored", "max_drift": 0.3}
     for engine in ("local", "ray"):
         pack(finetuned, base, tmp_path / f"{engine}.safetensors", bits=4, workers=2, engine=engine)
+        pack(finetuned, base, tmp_path / f"{engine}.grid.safetensors", workers=2, engine=engine, **grid)
         apply(
             base,
             tmp_path / f"{engine}.safetensors",
@@ -156,7 +161,7 @@ def test_ray_writes_the_same_bytes(tmp_path):
             workers=2,
             engine=engine,
         )
-    for kind in ("safetensors", "out.safetensors"):
+    for kind in ("safetensors", "grid.safetensors", "out.safetensors"):
         assert (tmp_path / f"local.{kind}").read_bytes() == (tmp_path / f"ray.{kind}").read_bytes()
 
 
