@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -10,9 +11,66 @@ from collections.abc import Callable, Iterator, Mapping
 
 from forging import Attack, Delta, container, deflate, halved, opened, sealed
 
+from assay.checkpoints import coder
+from assay.checkpoints.coder import LARGEST
+from assay.core.certificate import canonical
+
 SIDES = {"base": "golden/base.safetensors", "finetuned": "golden/finetuned.safetensors"}
 SWAPPED = {"base": "golden/finetuned.safetensors", "finetuned": "golden/finetuned.safetensors"}
 BOMB = deflate(bytes((64 << 20) + 1))
+
+
+def grid_attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
+    """Attacks on survivors that lie on a grid: on the step, on their stream, and on rows and columns."""
+
+    def forge(
+        name: str, code: int, reason: str, edit: Callable[[Delta], object], aim: str, *, sides: bool = False
+    ) -> Attack:
+        delta = Delta(golden["delta-grid.safetensors"])
+        edit(delta)
+        return Attack(
+            f"delta-grid-{name}.safetensors", code, reason, delta.build(), aim, SIDES if sides else {}
+        )
+
+    # fmt: off
+    # The step.
+    yield forge("negative", 1, "step must be positive", lambda d: _set_step(d, "-0x1.0000000000000p-7"), "A negative step, in plan and certificate.")
+    yield forge("zero", 1, "step must be positive", lambda d: _set_step(d, "0x0.0p+0"), "A step of 0.")
+    yield forge("infinite", 1, "step must be a finite number", lambda d: _set_step(d, "inf"), "A step without end.")
+    yield forge("nan", 1, "'nan' is no double in hexadecimal", lambda d: _set_step(d, "nan"), "A step that is no number.")
+    yield forge("decimal", 1, "is no double in hexadecimal", lambda d: _set_step(d, "0.0078125"), "A step in decimal digits.")
+    yield forge("number", 1, "double", lambda d: _set_step(d, 1), "A step that is an integer.")
+    yield forge("plan", 1, "differ in 'step'", lambda d: d.record("embed").update(step="0x1.0000000000000p-3"), "Another step than the one certified.")
+    yield forge("larger", 1, "not those that seed and differences give", lambda d: _set_step(d, "0x1.0000000000000p-3"), "Another step, in plan and certificate.", sides=True)
+    yield forge("bits", 1, "both a step and bits", lambda d: _both(d, bits=4, span=64), "Survivors of four bits and on a grid at once.")
+    yield forge("span", 1, "both a step and bits", lambda d: _both(d, span=64), "A grid with a span.")
+    yield forge("instead", 1, "a block is of kind", _bits_instead, "Call a grid four bits.", sides=True)
+
+    # The facts.
+    yield forge("expected", 1, "is not what the facts give", lambda d: _scale(d, ("expected", "variance"), ("expected", "mean_square")), "Halve the expected error.")
+    yield forge("variance", 1, "the fact variance", _halve_variance, "Halve it in every number that follows from it.", sides=True)
+
+    # The stream.
+    yield forge("count", 1, "survivors are certified", lambda d: _restream(d, lambda s: s, 2**32 - 1), "A block that says it holds 2^32 - 1 codes.")
+    yield forge("count-certified", 1, "a stream of codes", _certified_count, "A block of 240 codes, certified, whose stream has fewer.", sides=True)
+    yield forge("code", 1, "not those that seed and differences give", lambda d: _recode(d, 1), "One code larger by 1, coded again.", sides=True)
+    yield forge("code-huge", 1, "not those that seed and differences give", lambda d: _recode(d, LARGEST), "One code as large as any may be.", sides=True)
+    yield forge("detail", 1, "no proper head", lambda d: _restream(d, lambda s: b"\4" + s[1:]), "A detail that is none.", sides=True)
+    yield forge("buckets", 1, "more buckets", lambda d: _restream(d, lambda s: b"\0\xff" + b"\1" * 255 + s[-4:]), "More buckets than there may be.", sides=True)
+    yield forge("table", 1, "the table or the end", lambda d: _restream(d, lambda s: s[: 1 + s[1]] + b"\0" + s[2 + s[1] :]), "A table whose last weight is 0.", sides=True)
+    yield forge("table-cut", 1, "no proper head", lambda d: _restream(d, lambda s: s[: 1 + s[1]]), "A table cut short.", sides=True)
+    yield forge("words", 1, "something left", lambda d: _restream(d, lambda s: s[: 2 + s[1]] + b"\1\0\0\0" + s[2 + s[1] :]), "A word that nothing reads.", sides=True)
+    yield forge("words-zero", 1, "the table or the end", lambda d: _restream(d, lambda s: s + bytes(4)), "A word of zeros at the end.", sides=True)
+    yield forge("words-cut", 1, "no proper head", lambda d: _restream(d, lambda s: s[:-1]), "A word cut short.", sides=True)
+    yield forge("tail", 1, "the streams of a block take", lambda d: (d.tensors.update(embed=d.tensors["embed"] + b"x"), d.seal_payload()), "A byte after the stream.", sides=True)
+    yield forge("coding", 3, "has the coding 0", lambda d: (_set_byte(d, "embed", 6, 0), d.seal_payload()), "Codes as they are.", sides=True)
+
+    # Rows and columns.
+    yield forge("rows", 1, "are not the certified ones", lambda d: d.record("embed").update(row_codes="0" * 6), "Other keep probabilities than those certified.")
+    yield forge("rows-certified", 1, "and its mask has", lambda d: _factors(d, row_codes="0" * 6), "The same, certified.", sides=True)
+    yield forge("rows-few", 1, "must be 6 hexadecimal digits", lambda d: _factors(d, row_codes="0" * 5), "One row too few.", sides=True)
+    yield forge("columns-digit", 1, "must be 40 hexadecimal digits", lambda d: _factors(d, column_codes="g" * 40), "Classes of columns that are no digits.", sides=True)
+    # fmt: on
 
 
 def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
@@ -98,6 +156,7 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     yield forge("delta-threshold-plan", 1, "differ in 'threshold'", lambda d: d.record("embed").update(threshold=2**30), "Another drop probability than the one certified.")
     yield forge("delta-rescale-plan", 1, "differ in 'rescale'", lambda d: d.record("embed").update(rescale="0x1.0000000000000p+0"), "Another rescale than the one certified.")
     yield forge("delta-treatment-plan", 1, "differ in 'treatment'", lambda d: d.record("gain").update(treatment="exact"), "Another treatment than the one certified.")
+    yield forge("delta-grid-dropped", 1, "goes with the treatment 'factored'", lambda d: _both(d, step="0x1.0000000000000p-7"), "A step where one keep probability holds for all, for which there is no rule.")
     yield forge("delta-order-plan", 1, "in the same order", lambda d: d.plan["tensors"].reverse() or d.record("head").update(of="same") or d.seal_payload(), "Another order than the one certified.")
     yield forge("delta-kind", 1, "must be of kind 'pack'", lambda d: d.__setattr__("certificate", _certificate(golden["exact.json"])), "A certificate of something else.")
     yield forge("delta-other-certificate", 1, "another payload", lambda d: d.__setattr__("certificate", _certificate(golden["pack.json"])), "The certificate of another delta.")
@@ -219,3 +278,71 @@ def _understate_realised(delta: Delta) -> None:
     record = delta.certified("embed")
     record["facts"]["realised"] = (float.fromhex(record["facts"]["realised"]) / 2).hex()
     delta.certificate["totals"]["realised"] = record["facts"]["realised"]
+
+
+# --- grids --------------------------------------------------------------------------------------------------
+
+
+def _set_step(delta: Delta, step: object) -> None:
+    _both(delta, step=step)
+
+
+def _both(delta: Delta, **fields: object) -> None:
+    """Change the record in the plan and the record in the certificate."""
+    for record in (delta.record("embed"), delta.certified("embed")):
+        record.update(fields)
+
+
+def _bits_instead(delta: Delta) -> None:
+    for record in (delta.record("embed"), delta.certified("embed")):
+        del record["step"]
+    _both(delta, bits=4, span=64)
+
+
+def _scale(delta: Delta, *paths: tuple[str, str]) -> None:
+    """Halve doubles of the certified record."""
+    for group, key in paths:
+        values = delta.certified("embed")[group]
+        values[key] = (float.fromhex(values[key]) / 2).hex()
+
+
+def _halve_variance(delta: Delta) -> None:
+    _scale(delta, ("facts", "variance"), ("expected", "variance"), ("expected", "mean_square"))
+    for key in ("variance", "mean_square"):
+        delta.certificate["totals"][key] = delta.certified("embed")["expected"][key]
+
+
+def _restream(delta: Delta, edit: Callable[[bytes], bytes], entries: int | None = None) -> None:
+    """Change the stream of codes, and the number of entries of its block; everything is sealed again."""
+    kind, streams, coded, coding, _ = struct.unpack_from("<BBIBI", delta.tensors["embed"])
+    stream = edit(delta.tensors["embed"][11:])
+    head = struct.pack("<BBIBI", kind, streams, coded if entries is None else entries, coding, len(stream))
+    delta.tensors["embed"] = head + stream
+    delta.seal_payload()
+
+
+def _recode(delta: Delta, more: int) -> None:
+    """Add to the first code, up to the largest."""
+    kept = delta.certified("embed")["kept"]
+
+    def edit(stream: bytes) -> bytes:
+        codes = coder.decode(stream, kept, signed=True)
+        codes[0] = min(LARGEST, codes[0] + more)
+        return coder.encode(codes, signed=True)
+
+    _restream(delta, edit)
+
+
+def _certified_count(delta: Delta) -> None:
+    delta.certified("embed")["kept"] = 240
+    delta.certificate["totals"]["kept"] = "240"
+    _restream(delta, lambda stream: stream, 240)
+
+
+def _factors(delta: Delta, **fields: str) -> None:
+    """Change the plan's rows and columns, and certify them."""
+    record = delta.record("embed")
+    record.update(fields)
+    keys = ("row_codes", "column_codes", "row_grid", "column_grid", "shift", "floor")
+    form = canonical({key: record[key] for key in keys})
+    delta.certified("embed")["factors"] = hashlib.sha256(form).hexdigest()

@@ -27,7 +27,7 @@ def write(folder: Path) -> None:
     (folder / "golden").mkdir(exist_ok=True)
     for name, data in golden.items():
         (folder / "golden" / name).write_bytes(data)
-    attacks = [*certificates.attacks(golden), *deltas.attacks(golden)]
+    attacks = [*certificates.attacks(golden), *deltas.attacks(golden), *deltas.grid_attacks(golden)]
     for attack in attacks:
         (folder / attack.name).write_bytes(attack.data)
     rows = [

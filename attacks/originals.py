@@ -11,9 +11,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from forging import Document, layout
 
+from assay.checkpoints.delta import source_fingerprint
+from assay.checkpoints.energies import STEPS, Energies, TensorEnergy
+from assay.checkpoints.factors import CLASSES, log_codes
+from assay.checkpoints.io import open_checkpoint
 from assay.checkpoints.pack import pack
+from assay.checkpoints.plan import GRID
 from assay.core.certificate import Certificate, certify
 from assay.core.claim import Claim, Premise, Sides, Source, Tail, Witness
 from assay.core.number import Ball, encode_number
@@ -203,14 +209,46 @@ def _checkpoints() -> dict[str, bytes]:
     return {"base.safetensors": layout(base), "finetuned.safetensors": layout(finetuned)}
 
 
-def _delta(checkpoints: Mapping[str, bytes]) -> bytes:
-    """The delta that assay packs of the two."""
+def _deltas(checkpoints: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The deltas that assay packs of the two: survivors of four bits, and survivors on a grid."""
     with tempfile.TemporaryDirectory() as folder:
-        base, finetuned, out = (Path(folder) / f"{n}.safetensors" for n in ("base", "finetuned", "delta"))
+        base, finetuned, out, energies = (
+            Path(folder) / f"{n}.safetensors" for n in ("base", "finetuned", "delta", "energies")
+        )
         for path in (base, finetuned):
             path.write_bytes(checkpoints[path.name])
         pack(finetuned, base, out, drop=Fraction(1, 2), bits=4, coding="raw", seed=7, tails="ks", workers=1)
-        return out.read_bytes()
+        result = {"delta.safetensors": out.read_bytes()}
+        _energies(base, finetuned).save(energies)
+        pack(
+            finetuned, base, out, bits=GRID, drop=Fraction(1, 2), keep_map="factored", energies=energies,
+            coding="raw", seed=7, tails="ks", workers=1, overwrite=True,
+        )  # fmt: skip
+        return {**result, "delta-grid.safetensors": out.read_bytes()}
+
+
+def _energies(base: Path, finetuned: Path) -> Energies:
+    """Energies of the embedding, made up: each row and each column half as heavy as the one before it."""
+    rows, columns = 0.5 ** np.arange(6.0), 0.5 ** (np.arange(40.0) // 8)
+    (row_codes, _, _), (column_codes, _, _) = log_codes(rows), log_codes(columns)
+    energy = np.zeros((CLASSES, CLASSES))
+    np.add.at(energy, (row_codes[:, None], column_codes[None, :]), np.multiply.outer(rows, columns))
+    steps = np.array(STEPS)
+    tensor = TensorEnergy(
+        (rows * columns.mean()).astype(np.float32),
+        (columns * rows.mean()).astype(np.float32),
+        energy,
+        energy,
+        np.ones((5, 3)),
+        np.ones((5, 3)),
+        1.0,
+        1 / 32,
+        energy.sum() * steps**2,
+        np.log2(1 + 4 / steps),
+    )
+    with open_checkpoint(base) as old, open_checkpoint(finetuned) as new:
+        prints = source_fingerprint(old), source_fingerprint(new)
+    return Energies({"embed": tensor}, {"gain": 64, "new": 16}, 1.0, "encoder", 8, 2, 0, *prints, "texts")
 
 
 def goldens() -> dict[str, bytes]:
@@ -227,5 +265,5 @@ def goldens() -> dict[str, bytes]:
     return {
         **{name: certificate.to_bytes() + b"\n" for name, certificate in certificates.items()},
         **checkpoints,
-        "delta.safetensors": _delta(checkpoints),
+        **_deltas(checkpoints),
     }

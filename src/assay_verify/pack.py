@@ -245,10 +245,14 @@ def _record(
     if not calibrated or facts.get("signal", "") is not None:
         signal = _fact(facts, "signal", where)
     step = None
-    if factored and "step" in data:
+    if "step" in data:
+        if not factored:
+            raise Rejected(f"{where}.step goes with the treatment 'factored' alone")
         step = float(exact.finite(exact.double(data["step"], f"{where}.step"), f"{where}.step"))
         if step <= 0:
             raise Rejected(f"{where}.step must be positive")
+        if "bits" in data or "span" in data:
+            raise Rejected(f"{where} has both a step and bits or a span")
     bits = 16 if step else integer(data, "bits", where, 1)
     if bits not in BITS:
         raise Unsupported(f"{where}: no rule for survivors of {bits} bits")

@@ -10,6 +10,7 @@ from models import pair
 from test_keep import energies_of, keeps
 
 from assay.checkpoints import apply, pack
+from assay.checkpoints.apply import scheme_of
 from assay.checkpoints.codec import Scheme, decode_block, encode_block
 from assay.checkpoints.delta import Delta
 from assay.checkpoints.factors import Factors
@@ -154,3 +155,15 @@ def test_a_grid_pack_comes_back_and_is_accepted(measured, tmp_path, keep_map, ca
     with_steps = [r for r in Delta(out).plan["tensors"] if "step" in r]
     assert with_steps
     assert all("bits" not in r for r in with_steps)
+
+
+def test_a_record_with_a_step_and_bits_is_refused(measured, tmp_path):
+    base, finetuned, file, _ = measured
+    out = tmp_path / "d.safetensors"
+    pack(finetuned, base, out, bits=GRID, energies=file, keep_map="factored", max_drift=0.3)
+    delta = Delta(out)
+    record = next(r for r in delta.plan["tensors"] if "step" in r)
+    assert scheme_of(delta, record).step == float.fromhex(record["step"])
+    for more in ({"bits": 4}, {"span": 64}):
+        with pytest.raises(InputError, match="both a step and bits"):
+            scheme_of(delta, record | more)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ATTACKS = ROOT / "attacks"
 MANIFEST: list[dict[str, Any]] = json.loads((ATTACKS / "manifest.json").read_text())
 GOLDEN = sorted((ATTACKS / "golden").glob("*.json"))
-DELTA = ATTACKS / "golden" / "delta.safetensors"
+DELTAS = sorted((ATTACKS / "golden").glob("delta*.safetensors"))
 SIDES = [
     word
     for side in ("base", "finetuned")
@@ -61,9 +61,12 @@ def test_every_golden_file_is_accepted(isolated: Callable[..., Any]) -> None:
     assert {report["kind"] for _, report in results} == {"claim-instance", "pack"}
 
 
-def test_the_golden_delta_is_accepted_with_all_sets_of_subjects(isolated: Callable[..., Any]) -> None:
-    pack = ["--subject", f"delta={DELTA}"]
-    runs = isolated([[str(DELTA)], [str(DELTA), *SIDES[:2]], [str(DELTA), *SIDES], [str(DELTA), *pack]])
+@pytest.mark.parametrize("delta", DELTAS, ids=lambda path: path.stem)
+def test_a_golden_delta_is_accepted_with_all_sets_of_subjects(
+    isolated: Callable[..., Any], delta: Path
+) -> None:
+    pack = ["--subject", f"delta={delta}"]
+    runs = isolated([[str(delta)], [str(delta), *SIDES[:2]], [str(delta), *SIDES], [str(delta), *pack]])
     assert [code for code, _ in runs] == [0, 0, 0, 2]
     alone, one_side, both, _ = (report for _, report in runs)
     assert any("the facts" in line for line in alone["unchecked"])
@@ -73,14 +76,15 @@ def test_the_golden_delta_is_accepted_with_all_sets_of_subjects(isolated: Callab
     assert both["conditional"]
 
 
-def test_a_certificate_and_its_delta_apart(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    header = json.loads(DELTA.read_bytes()[8 : 8 + int.from_bytes(DELTA.read_bytes()[:8], "little")])
+@pytest.mark.parametrize("delta", DELTAS, ids=lambda path: path.stem)
+def test_a_certificate_and_its_delta_apart(isolated: Callable[..., Any], tmp_path: Path, delta: Path) -> None:
+    header = json.loads(delta.read_bytes()[8 : 8 + int.from_bytes(delta.read_bytes()[:8], "little")])
     begin, end = header["assay.certificate"]["data_offsets"]
-    start = 8 + int.from_bytes(DELTA.read_bytes()[:8], "little")
+    start = 8 + int.from_bytes(delta.read_bytes()[:8], "little")
     path = tmp_path / "certificate.json"
-    path.write_bytes(zlib.decompress(DELTA.read_bytes()[start + begin : start + end], -15))
+    path.write_bytes(zlib.decompress(delta.read_bytes()[start + begin : start + end], -15))
     (code, report), (apart, _) = isolated(
-        [[str(path), "--subject", f"delta={DELTA}", *SIDES], [str(path), *SIDES]]
+        [[str(path), "--subject", f"delta={delta}", *SIDES], [str(path), *SIDES]]
     )
     assert (code, apart) == (0, 0)
     assert any("realised errors, decoded" in line for line in report["checked"])

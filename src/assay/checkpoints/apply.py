@@ -249,6 +249,8 @@ def scheme_of(patch: Delta, record: Mapping[str, Any]) -> codec.Scheme:
         shape = record["shape"]
         columns = int(np.prod(shape[1:], dtype=np.int64))
         factors = Factors.from_record(record, shape[0] if shape else 1, columns)
+    if "step" in record and record.keys() & {"bits", "span"}:
+        raise InputError(f"{patch.path}: the plan gives {record['name']!r} both a step and bits or a span")
     try:
         return codec.Scheme(
             bits=16 if "step" in record else int(record["bits"]),
