@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 
 import numpy as np
@@ -55,6 +56,26 @@ def test_known_answers(values, signed, stated):
     assert encode(np.array(values, np.int32), signed=signed).hex() == stated
     assert decode(bytes.fromhex(stated), len(values), signed=signed).tolist() == values
     assert second.decode(bytes.fromhex(stated), len(values), signed) == values
+
+
+@pytest.mark.parametrize(
+    ("bits", "factor", "detail", "stated"),
+    [
+        (2, 1, 0, "140fbdcfa5958c59"),
+        (6, 1, 0, "3cf5ecd753454b74"),
+        (10, 1, 0, "96c72581ff4118b6"),
+        (22, 37, 2, "de1fae125effabdb"),
+    ],
+)
+def test_known_digests_of_long_streams(bits, factor, detail, stated):
+    """Many integers of every size and both signs, so that places in buckets are many too, and their order tells."""
+    n = np.arange(20_000, dtype=np.int64)
+    values = factor * ((n * n * 7919 % 99991) % (1 << bits)) * np.where(n % 3, 1, -1) * (n % 5 % 2)
+    data = encode(values, signed=True)
+    assert data[0] == detail
+    assert hashlib.sha256(data).hexdigest()[:16] == stated
+    assert decode(data, n.size, signed=True).tolist() == values.tolist()
+    assert encode(values.repeat(2)[::2], signed=True) == data
 
 
 @given(data=st.binary(max_size=60), count=st.integers(0, 400), signed=st.booleans())

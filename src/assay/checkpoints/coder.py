@@ -19,6 +19,7 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.checkpoints import buckets as buckets_of
 from assay.core.errors import InputError
 
 LARGEST = (1 << 23) - 1
@@ -27,11 +28,13 @@ LARGEST = (1 << 23) - 1
 PRECISION = 24
 _TOTAL = 1 << PRECISION
 _DETAILS = range(4)
+_FINEST = 3
 _HEAD = 2
 _MOST_BUCKETS = 24
 """For detail 0; twice as many for each more."""
 
 Integers = NDArray[np.int32]
+Counts = NDArray[np.int64]
 
 
 def encode(values: NDArray[np.integer[Any]], *, signed: bool) -> bytes:
@@ -49,25 +52,26 @@ def encode(values: NDArray[np.integer[Any]], *, signed: bool) -> bytes:
         )
     if not signed and values.size and int(values.min()) < 0:
         raise InputError("a negative number needs a signed code")
-    magnitudes = np.abs(values.astype(np.int64))
-    if not magnitudes.any():
+    values = np.ascontiguousarray(values, np.int32)
+    fine = np.zeros(_MOST_BUCKETS << _FINEST, np.int64)
+    buckets_of.tally(values, _FINEST, fine)
+    if not fine[1:].any():
         return bytes([0, min(1, values.size)]) + (bytes([1]) if values.size else b"")
-    detail = min(_DETAILS, key=lambda s: (_estimate(magnitudes, s), s))
-    buckets = _bucket(magnitudes, detail)
-    counts = np.bincount(buckets)
+    coarser = [_merged(fine, detail) for detail in _DETAILS]
+    detail = min(_DETAILS, key=lambda s: (_estimate(coarser[s], s), s))
+    counts = coarser[detail]
     table = np.array([_weight_code(int(n)) for n in counts], np.uint8)
-    starts, widths = _layout(counts.size, detail)
+    ends = np.cumsum(counts)
+    buckets, extras = np.empty(values.size, np.int32), np.empty(values.size, np.int32)
+    buckets_of.split(values, detail, signed, ends - counts, buckets, extras)
     coder = constriction.stream.stack.AnsCoder()
-    extras = magnitudes - starts[buckets]
-    if signed:
-        extras = np.where(magnitudes > 0, 2 * extras + (values < 0), 0)
+    _, widths = _layout(counts.size, detail)
     for bucket, width in reversed(list(enumerate(_extra_bits(widths, signed)))):
-        chosen = extras[buckets == bucket]
-        if width and chosen.size:
-            model = constriction.stream.model.Uniform(1 << width)
-            coder.encode_reverse(chosen.astype(np.int32), model)
+        if width and counts[bucket]:
+            chosen = extras[ends[bucket] - counts[bucket] : ends[bucket]]
+            coder.encode_reverse(chosen, constriction.stream.model.Uniform(1 << width))
     if counts.size > 1:
-        coder.encode_reverse(buckets.astype(np.int32), _model(table))
+        coder.encode_reverse(buckets, _model(table))
     words = coder.get_compressed().astype("<u4")
     return bytes([detail, counts.size]) + table.tobytes() + words.tobytes()
 
@@ -99,47 +103,51 @@ def decode(data: bytes, count: int, *, signed: bool) -> Integers:
     buckets = np.zeros(count, np.int32)
     if size > 1:
         buckets = coder.decode(_model(table), count)
-    values = starts[buckets].astype(np.int32)
+    counts = np.bincount(buckets, minlength=size)
+    ends = np.cumsum(counts)
+    extras = np.zeros(count, np.int32)
     for bucket, width in enumerate(_extra_bits(widths, signed)):
-        places = np.flatnonzero(buckets == bucket) if width else ()
-        if len(places):
-            extra = coder.decode(constriction.stream.model.Uniform(1 << width), len(places))
-            magnitude = int(starts[bucket]) + (extra >> 1 if signed else extra)
-            values[places] = np.where(extra & 1, -magnitude, magnitude) if signed else magnitude
+        if width and counts[bucket]:
+            extras[ends[bucket] - counts[bucket] : ends[bucket]] = coder.decode(
+                constriction.stream.model.Uniform(1 << width), int(counts[bucket])
+            )
     if not coder.is_empty():
         raise InputError("a stream of codes has something left when all are decoded: the delta is damaged")
+    values = np.empty(count, np.int32)
+    buckets_of.join(buckets, starts, signed, ends - counts, extras, values)
     return values
 
 
 # Buckets ------------------------------------------------------------------------------------------------
 
 
-def _bucket(magnitudes: NDArray[np.int64], detail: int) -> NDArray[np.int64]:
-    """The bucket of each magnitude."""
-    exponents = np.maximum(np.frexp(magnitudes.astype(np.float64))[1] - 1 - detail, 0)
-    return (exponents << detail) + (magnitudes >> exponents)
+def _merged(fine: Counts, detail: int) -> Counts:
+    """Counts by the buckets of a detail, up to the last that is not 0, from those of the finest, which they unite."""
+    used = np.flatnonzero(fine)
+    starts = _layout(fine.size, _FINEST)[0][used]
+    widths = np.maximum(np.frexp(starts.astype(np.float64))[1] - 1 - detail, 0)
+    counts = np.zeros(_MOST_BUCKETS << detail, np.int64)
+    np.add.at(counts, (widths << detail) + (starts >> widths), fine[used])
+    return np.trim_zeros(counts, "b")
 
 
-def _layout(size: int, detail: int) -> tuple[NDArray[np.int64], list[int]]:
+def _layout(size: int, detail: int) -> tuple[Counts, Counts]:
     """The least magnitude of each bucket, and the bits that tell a place in it."""
-    starts, widths = np.zeros(size, np.int64), []
-    for bucket in range(size):
-        width = max(0, (bucket >> detail) - 1)
-        starts[bucket] = (bucket - (width << detail)) << width
-        widths.append(width)
-    return starts, widths
+    buckets = np.arange(size, dtype=np.int64)
+    widths = np.maximum(0, (buckets >> detail) - 1)
+    return (buckets - (widths << detail)) << widths, widths
 
 
-def _extra_bits(widths: list[int], signed: bool) -> list[int]:
-    return [width + (signed and bucket > 0) for bucket, width in enumerate(widths)]
+def _extra_bits(widths: Counts, signed: bool) -> list[int]:
+    """Bits of even odds for each bucket: a place in it, and a sign."""
+    return [int(width) + (signed and bucket > 0) for bucket, width in enumerate(widths)]
 
 
-def _estimate(magnitudes: NDArray[np.int64], detail: int) -> float:
+def _estimate(counts: Counts, detail: int) -> float:
     """Bits of what depends on the detail."""
-    counts = np.bincount(_bucket(magnitudes, detail))
     used = counts[counts > 0]
-    entropy = float((used * np.log2(magnitudes.size / used)).sum())
-    return entropy + float(counts @ np.array(_layout(counts.size, detail)[1])) + 8.0 * counts.size
+    entropy = float((used * np.log2(used.sum() / used)).sum())
+    return entropy + float(counts @ _layout(counts.size, detail)[1]) + 8.0 * counts.size
 
 
 # Frequencies --------------------------------------------------------------------------------------------
