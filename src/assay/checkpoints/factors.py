@@ -72,9 +72,9 @@ class Factors:
     @cached_property
     def thresholds(self) -> NDArray[np.uint64]:
         """Keep threshold of each pair of classes, uint64 [16, 16]."""
-        rows, columns = grid(*self.row_grid), grid(*self.column_grid)
-        table = [[min(FULL, max(self.floor, (f * g) >> self.shift)) for g in columns] for f in rows]
-        return np.array(table, np.uint64)
+        rows, columns = (np.array(grid(*pair), np.uint64) for pair in (self.row_grid, self.column_grid))
+        products = np.multiply.outer(rows, columns) >> np.uint64(self.shift)  # each factor is below 2**32
+        return np.clip(products, np.uint64(self.floor), np.uint64(FULL))
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:

@@ -82,6 +82,7 @@ class GridPlanner:
         self._mean = mean
         self._known_shapes: dict[float, tuple[Floats, Floats]] = {}
         self._known_codes: dict[float, float] = {}
+        self._known_classes: dict[tuple[int, float], tuple[_Merged, _Merged]] = {}
 
     # Plans ------------------------------------------------------------------------------------------------
 
@@ -164,6 +165,13 @@ class GridPlanner:
         return MERGES if keep_map == "factored" else (math.inf,)
 
     def _classes(self, number: int, merge: float) -> tuple[_Merged, _Merged]:
+        """Row and column classes of a tensor, merged."""
+        known = self._known_classes
+        if (number, merge) not in known:
+            known[number, merge] = self._merged_classes(number, merge)
+        return known[number, merge]
+
+    def _merged_classes(self, number: int, merge: float) -> tuple[_Merged, _Merged]:
         tensor = self._tensors[number]
         flat = math.isinf(merge) or 1 in (tensor.rows.size, tensor.columns.size) or not tensor.total > 0
         return (
@@ -207,7 +215,9 @@ class GridPlanner:
         values = peaks[:, None, None] * shapes
         mean = self._average(np.minimum(values, 1.0))
         for _ in range(_FLOOR_ROUNDS):
-            mean = self._average(np.clip(values, min(1.0, FLOOR * mean), 1.0))
+            before, mean = mean, self._average(np.clip(values, min(1.0, FLOOR * mean), 1.0))
+            if mean == before:
+                break
         floor = min(1.0, max(FLOOR * mean, 2.0**-31))
         return _State(np.clip(values, floor, 1.0), chosen, peaks * tops, floor)
 
