@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 @click.option(
     "--bits",
     type=click.Choice(["grid", "16", "8", "4", "3", "2"]),
-    help="Bits of a survivor, by an unbiased quantiser below 16; grid: steps planned by energies, codes at their entropy.  "
-    "[default: grid within a drift or a size, else 16]",
+    help="Bits of a survivor, by an unbiased quantiser below 16; grid: steps planned by energies, codes at their entropy; "
+    "the default is grid within a drift or a size, else 16.",
 )
 @click.option(
     "--rescale",
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-map",
     type=click.Choice(["uniform", "tensor", "factored"]),
-    help="One keep probability, one for each tensor, or one for each row and column; the last two need --energies.  "
-    "[default: factored on a grid, else uniform]",
+    help="One keep probability, one for each tensor, or one for each row and column; the last two need --energies; "
+    "the default is factored on a grid, else uniform.",
 )
 @click.option(
     "--max-drift",
