@@ -5,9 +5,9 @@ With ``z`` the outputs (:mod:`assay.checkpoints.energies`), the drift is
     sqrt( sum |z(packed) - z(finetuned)|^2  /  sum |z(base) - z(finetuned)|^2 ),
 
 sums over held-out samples; of log-probabilities, twice the divergence KL(finetuned || other) per position takes the
-place of the square.  It belongs to one delta, not to its seed.  First order *holds* for a delta where the measured
-drift is within a factor `FACTOR` of the predicted one, either way; elsewhere the delta is too large for it, and
-:func:`offer_pack` looks for a pack that measures well instead.
+place of the square.  It belongs to one delta, not to all its seeds.  First order *holds* for a delta where the measured
+drift is within a factor `FACTOR` of the predicted one, either way, and at most `LOST`; elsewhere the delta is too
+large for it, and :func:`offer_pack` looks for a pack that measures well instead.
 
 Memory: the model in float32, and once more each tensor that the base or the delta has in other values.
 """
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 FACTOR = 2.0
 """First order holds for a delta whose measured drift is within this factor of the predicted one."""
 
+LOST = 0.5
+"""Above this measured drift much of the fine-tune is lost, and no prediction is let stand, right or wrong: a convention."""
+
 RESAMPLES = 2000
 """Of the bootstrap."""
 
@@ -63,6 +66,7 @@ LADDER: tuple[Mapping[str, Any], ...] = (
     {"keep_map": "factored", "drop": 0.1, "bits": 4},
     {"drop": 0.0, "bits": 4},
     {"drop": 0.0, "bits": 8},
+    {"drop": 0.0, "bits": 16},
     {"lossless": True},
 )
 """The packs that :func:`offer_pack` tries; factored ones need energies."""
@@ -102,10 +106,13 @@ class DriftReport:
 
     @property
     def first_order(self) -> bool | None:
-        """Whether the prediction is within a factor `FACTOR` of the measurement; None without a prediction."""
+        """Whether measurement and prediction agree to a factor `FACTOR` and no more than `LOST` is measured.
+
+        None without a prediction.
+        """
         if self.predicted is None:
             return None
-        return self.predicted / FACTOR <= self.drift <= FACTOR * self.predicted
+        return self.drift <= LOST and self.predicted / FACTOR <= self.drift <= FACTOR * self.predicted
 
 
 @dataclass(frozen=True, slots=True)

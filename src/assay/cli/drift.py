@@ -87,10 +87,11 @@ def command(
 ) -> None:
     """Measure what DELTA, packed from FINETUNED on BASE, does to the outputs on held-out texts (extra torch).
 
-    With --energies the measurement is compared with the prediction: first order holds only within a factor of two,
-    and exit code 1 says that it does not. The models are Hugging Face model folders; nothing is unpacked to the disk.
+    With --energies the measurement is compared with the prediction: first order holds only within a factor of two
+    and up to a drift of 0.5, and exit code 1 says that it does not. The models are Hugging Face model folders; nothing is unpacked to the disk.
     """
-    from assay.checkpoints.drift import load_energies, offer_pack, open_gauge
+    from assay.checkpoints.drift import offer_pack, open_gauge
+    from assay.checkpoints.energies import load_energies
     from assay.checkpoints.language import read_texts
 
     lines = read_texts(text)
@@ -178,6 +179,8 @@ def _human(report: DriftReport, limit: float | None, offer: Offer | None) -> Ite
 
 
 def _verdict(report: DriftReport) -> str:
+    from assay.checkpoints.drift import LOST
+
     if report.predicted is None:
         return (
             f"the outputs drift by {report.drift:.3g} of what the fine-tune does to them; nothing was predicted: "
@@ -186,6 +189,8 @@ def _verdict(report: DriftReport) -> str:
     ratio = f"measured {report.drift:.3g}, predicted {report.predicted:.3g}"
     if report.first_order:
         return f"first order holds: {ratio}, within a factor of 2"
+    if report.drift > LOST:
+        return f"first order does not hold: {ratio}; beyond {LOST:g} much of the fine-tune is lost, whatever was predicted"
     return (
         f"first order does not hold: {ratio}, off by more than a factor of 2; the delta is too large for it, or the "
         "energies say too little of these texts, so rely on the measurement alone"
