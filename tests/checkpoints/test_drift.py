@@ -45,6 +45,17 @@ def test_the_prediction_of_a_delta_is_that_of_its_plan(topics):
     assert found.predicted == pytest.approx(report.keep.drift, rel=1e-9)
 
 
+@pytest.mark.parametrize("drift", [0.03, 0.3])
+def test_the_prediction_of_a_grid_is_that_of_its_plan(topics, tmp_path, drift):
+    base, tuned, _, energies, _ = topics
+    delta = tmp_path / "grid.st"
+    report = pack(tuned, base, delta, energies=energies, keep_map="factored", bits=0, max_drift=drift)
+    found = measure_drift(base, tuned, delta, sentences(20), energies=energies)
+    assert report.keep is not None
+    assert found.predicted == pytest.approx(report.keep.drift, rel=0.02)
+    assert found.first_order is True
+
+
 def test_drift_is_that_of_the_unpacked_model(topics, tmp_path):
     """The same figures from three models loaded by the stock library."""
     import transformers

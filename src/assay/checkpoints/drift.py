@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.checkpoints.apply import check_base_digest, check_base_layout, run, scheme_of, tensor_tasks
+from assay.checkpoints.codec import Scheme
 from assay.checkpoints.delta import Delta
 from assay.checkpoints.energies import (
     SPANS,
+    STEPS,
     Energies,
     FunctionReader,
     Outputs,
@@ -41,7 +43,7 @@ from assay.checkpoints.energies import (
     reader_for,
     require_torch,
 )
-from assay.checkpoints.factors import Factors
+from assay.checkpoints.factors import CLASSES
 from assay.checkpoints.header import DTYPES
 from assay.checkpoints.io import Source, compare_layouts, open_checkpoint, refuse_quantised
 from assay.checkpoints.language import choose_texts, load_model, token_limit, tokenize
@@ -382,26 +384,40 @@ def predict(patch: Delta, energies: Energies, used: Mapping[str, Any]) -> tuple[
             scheme.factors or scheme.rescale == scheme.threshold / KEEP_ONE
         ):
             return None, f"{name} was packed with a bias, of which energies do not speak"
-        keep = _keep(energies.tensors[name], scheme.factors, scheme.threshold)
+        keep = _keep(energies.tensors[name], scheme)
         if keep is None:
             return None, f"{name} was planned by other energies"
-        total += _tensor_drift(energies.tensors[name], keep, scheme.bits, scheme.span)
+        total += _tensor_drift(energies.tensors[name], keep, scheme)
     return math.sqrt(total / energies.effect), ""
 
 
-def _keep(tensor: TensorEnergy, factors: Factors | None, threshold: int) -> np.ndarray | None:
-    """Keep probabilities by class, float64 [16, 16]; None where the delta has other classes."""
+def _keep(tensor: TensorEnergy, scheme: Scheme) -> np.ndarray | None:
+    """Keep probabilities by class, float64 [16, 16]; None where the delta has classes that these do not refine."""
+    factors = scheme.factors
     if factors is None:
-        return np.full(tensor.energy.shape, max(threshold, 1) / KEEP_ONE)
-    same = np.array_equal(factors.row_codes, tensor.row_classes[0]) and np.array_equal(
-        factors.column_codes, tensor.column_classes[0]
-    )
-    return factors.thresholds / KEEP_ONE if same else None
+        return np.full(tensor.energy.shape, max(scheme.threshold, 1) / KEEP_ONE)
+    rows = _coarsened(tensor.row_classes[0], factors.row_codes)
+    columns = _coarsened(tensor.column_classes[0], factors.column_codes)
+    if rows is None or columns is None:
+        return None
+    keep: np.ndarray = factors.thresholds[rows[:, None], columns[None, :]] / KEEP_ONE
+    return keep
 
 
-def _tensor_drift(tensor: TensorEnergy, keep: np.ndarray, bits: int, span: int) -> float:
-    """sum A (1/k - 1) + sum g^2 V / k; the noise is interpolated in the logarithm of the span, as plans do."""
-    noise = float(np.interp(math.log(span), np.log(SPANS), tensor.noise[BITS.index(bits)]))
+def _coarsened(fine: np.ndarray, coarse: np.ndarray) -> np.ndarray | None:
+    """The coarse code of each of the sixteen fine ones (0 where none occurs); None if one has several."""
+    found = np.zeros(CLASSES, np.int64)
+    found[fine] = coarse
+    return found if np.array_equal(found[fine], coarse) else None
+
+
+def _tensor_drift(tensor: TensorEnergy, keep: np.ndarray, scheme: Scheme) -> float:
+    """sum A (1/k - 1) + sum g^2 V / k; the noise is interpolated in the logarithm of the span, or of the step."""
+    if scheme.step is None:
+        at, known, table = float(scheme.span), np.array(SPANS, float), tensor.noise[BITS.index(scheme.bits)]
+    else:
+        at, known, table = scheme.step / tensor.deviation, np.array(STEPS), tensor.grid_noise
+    noise = float(np.interp(math.log(at), np.log(known), table))
     gradient = float(tensor.gradient.sum())
     share = float((tensor.gradient / keep).sum()) / gradient if gradient > 0 else 0.0
     return float((tensor.energy * (1 / keep - 1)).sum()) + noise * share
