@@ -48,8 +48,8 @@ from assay.checkpoints.header import DTYPES
 from assay.checkpoints.io import Source, compare_layouts, open_checkpoint, refuse_quantised
 from assay.checkpoints.language import choose_texts, load_model, token_limit, tokenize
 from assay.checkpoints.pack import pack
-from assay.checkpoints.plan import BITS, KEEP_ONE, LOSSY
-from assay.core.errors import InputError
+from assay.checkpoints.plan import BITS, GRID, KEEP_ONE, LOSSY
+from assay.core.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +72,9 @@ LADDER: tuple[Mapping[str, Any], ...] = (
     {"lossless": True},
 )
 """The packs that :func:`offer_pack` tries; factored ones need energies."""
+
+HEADROOM = 0.9
+"""With energies a grid is tried first, planned for so much of the drift allowed."""
 
 AnyPath = str | os.PathLike[str]
 
@@ -601,20 +604,24 @@ def offer_pack(
     tried = []
     with tempfile.TemporaryDirectory(prefix=".assay-offer-", dir=folder) as scratch:
         out = Path(scratch) / "delta.safetensors"
-        for settings in LADDER:
+        grid: Mapping[str, Any] = {"keep_map": "factored", "bits": GRID, "max_drift": HEADROOM * max_drift}
+        for settings in (grid, *LADDER):
             if energies is None and "keep_map" in settings:
                 continue
             planned = None if settings.get("lossless") else energies
-            pack(
-                finetuned,
-                base,
-                out,
-                energies=planned,
-                certificate=False,
-                force=True,
-                overwrite=True,
-                **settings,
-            )
+            try:
+                pack(
+                    finetuned,
+                    base,
+                    out,
+                    energies=planned,
+                    certificate=False,
+                    force=True,
+                    overwrite=True,
+                    **settings,
+                )
+            except BudgetError:  # no grid is fine enough; the other packs do not depend on it
+                continue
             tried.append(Trial(settings, gauge.measure(out, known)))
     return Offer(max_drift, tuple(tried))
 

@@ -222,6 +222,8 @@ def _options(trial: Trial) -> str:
     words = []
     for name, value in trial.settings.items():
         flag = "--" + name.replace("_", "-")
+        if (name, value) == ("bits", 0):
+            value = "grid"
         words.append(
             flag if value is True else f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}"
         )
