@@ -29,6 +29,7 @@ PACKAGES = (
     "assay.checkpoints",
     "assay.checkpoints.calibrate",
     "assay.checkpoints.energies",
+    "assay.checkpoints.drift",
     "assay.missions.dare",
     "assay.core.instance",
     "assay.core.replay",

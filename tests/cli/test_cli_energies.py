@@ -132,3 +132,42 @@ def test_calibrate_refuses_bad_texts(invoke, pair, tmp_path):
         "calibrate", tuned, "--base", base, "--texts", tmp_path / "good.txt", "-o", tmp_path / "e"
     )
     assert (result.exit_code, "config.json" in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.torch
+def test_drift_speaks_only_where_the_measurement_agrees(invoke, tmp_path, monkeypatch):
+    """One delta, with its own energies, and with energies that promise a hundred times less."""
+    pytest.importorskip("torch")
+    import dataclasses
+    import sys
+    from pathlib import Path
+
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1] / "checkpoints"), *sys.path])
+    from test_calibrate import sentences
+    from test_energies import pair_of_models
+
+    from assay.checkpoints import pack
+    from assay.checkpoints.energies import collect_energies
+
+    tuned, base = pair_of_models(tmp_path, "bert-topics")
+    right = collect_energies(tuned, base, sentences(24, seed=1))
+    right.save(tmp_path / "right")
+    dataclasses.replace(right, effect=right.effect * 1e4).save(tmp_path / "wrong")
+    pack(tuned, base, tmp_path / "d.st", drop=0.02, bits=8)
+    (tmp_path / "held.txt").write_text("\n".join(sentences(12)))
+    arguments = ("drift", base, tuned, tmp_path / "d.st", "--text", tmp_path / "held.txt")
+    good = invoke(*arguments, "--energies", tmp_path / "right")
+    assert good.exit_code == 0, good.stdout
+    assert good.stdout.startswith("first order holds: measured ")
+    bad = invoke(*arguments, "--energies", tmp_path / "wrong", "--max-drift", "0.01")
+    assert bad.exit_code == 1, bad.stderr
+    assert bad.stdout.startswith("first order does not hold: measured ")
+    assert "pack with --drop 0 --bits " in bad.stdout
+    document = json.loads(invoke(*arguments, "--json", "--max-drift", 1e-9, "--no-offer").stdout)
+    assert (document["first_order"], document["predicted"], document["offer"]) == (None, None, None)
+    assert 0 < document["interval"][0] < document["drift"] < document["interval"][1]
+    assert invoke(*arguments, "--max-drift", 1e-9, "--no-offer").exit_code == 1
+    (tmp_path / "held.txt").write_text("\n\n")
+    empty = invoke(*arguments)
+    assert empty.exit_code == 2
+    assert "is empty" in empty.stderr

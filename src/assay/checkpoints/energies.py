@@ -358,7 +358,7 @@ def collect_energies(
     for name, value, least in (("draws", draws, 1), ("max_length", max_length, 1), ("seed", seed, 0)):
         if value < least:
             raise InputError(f"{name} is {value}: it must be at least {least}")
-    _require_torch()
+    require_torch()
     old, new = open_checkpoint(base), open_checkpoint(finetuned)
     with old, new:
         for side in (old, new):
@@ -366,8 +366,8 @@ def collect_energies(
         compare_layouts(old, new)
         model, tokenizer = load_model(Path(finetuned))
         encoded = tokenize(tokenizer, chosen, token_limit(max_length, tokenizer, model.config))
-        reader = _reader(kind, model, draws, seed)
-        named = _parameters(model, new)
+        reader = reader_for(kind, model, draws, seed)
+        named = parameters_by_name(model, new)
         changed = {n: p for n, p in named.items() if p.ndim and _differs(n, old, new)}
         if not any(p.ndim >= 2 for p in changed.values()):
             raise InputError(f"no matrix of {new.path} that its model uses differs from {old.path}")
@@ -424,7 +424,7 @@ def module_energies(
     Raises:
         InputError: no samples; a shape differs; nothing differs; an output or gradient is not finite.
     """
-    _require_torch()
+    require_torch()
     import torch
 
     if not samples:
@@ -440,7 +440,7 @@ def module_energies(
     if not any(delta.ndim >= 2 for delta in pairs.values()):
         raise InputError("no matrix of the module differs from the base")
     tell, total = progress or _silent, 2 * len(samples)
-    reader = _Function(outputs)
+    reader = FunctionReader(outputs)
     items = list(enumerate(samples))
     changed = {name: named[name] for name in pairs}
     gradients, remembered = _squared_gradients(module, changed, items, reader, tell, total)
@@ -460,7 +460,8 @@ def module_energies(
     return Energies(tensors, {}, effect, "module", len(items), reader.draws, 0)
 
 
-def _require_torch() -> None:
+def require_torch() -> None:
+    """Fail early, with the name of the extra, where torch or transformers is missing."""
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401
@@ -475,7 +476,7 @@ def _silent(done: int, total: int, what: str) -> None:
 # What the outputs are ---------------------------------------------------------------------------------------
 
 
-class _Function:
+class FunctionReader:
     """A function of module and sample, with the squared distance of its values as the effect."""
 
     kind = "module"
@@ -483,6 +484,10 @@ class _Function:
     def __init__(self, function: Outputs) -> None:
         self._function = function
         self.draws = 0
+
+    def values(self, model: torch.nn.Module, item: tuple[int, Any]) -> torch.Tensor:
+        """The outputs themselves."""
+        return self._function(model, item[1])
 
     def outputs(self, model: torch.nn.Module, item: tuple[int, Any]) -> tuple[torch.Tensor, Any]:
         """What is differentiated, a tensor [outputs]; and what to remember of it for `effect`."""
@@ -508,6 +513,10 @@ class _Vector:
 
     def __init__(self, kind: str, draws: int, seed: int) -> None:
         self.kind, self.draws, self._seed = kind, draws, seed
+
+    def values(self, model: torch.nn.Module, item: tuple[int, Any]) -> torch.Tensor:
+        """The whole vector."""
+        return self._vector(model, item[1])
 
     def outputs(self, model: torch.nn.Module, item: tuple[int, Any]) -> tuple[torch.Tensor, Any]:
         """The vector or its projections, scaled so that squares add up to the vector's."""
@@ -545,6 +554,10 @@ class _Labels:
     def __init__(self, draws: int, seed: int) -> None:
         self.draws, self._seed = draws, seed
 
+    def values(self, model: torch.nn.Module, item: tuple[int, Any]) -> torch.Tensor:
+        """Log-probabilities [positions, vocabulary]."""
+        return self._table(model, item[1])
+
     def outputs(self, model: torch.nn.Module, item: tuple[int, Any]) -> tuple[torch.Tensor, Any]:
         """For each draw the sum of the labels' log-probabilities, scaled to the mean square per token and draw."""
         import torch
@@ -574,10 +587,15 @@ class _Labels:
         return model(**_tensors(item)).logits[0].log_softmax(dim=-1)
 
 
-Reader = _Function | _Vector | _Labels
+Reader = FunctionReader | _Vector | _Labels
 
 
-def _reader(kind: str, model: Any, draws: int, seed: int) -> Reader:
+def reader_for(kind: str, model: Any, draws: int, seed: int) -> Reader:
+    """What the outputs of a Hugging Face model are: `kind`, or what its class says.
+
+    Raises:
+        InputError: `kind` is not what the class says.
+    """
     name = type(model).__name__
     natural = "encoder"
     if name.endswith("ForSequenceClassification"):
@@ -664,21 +682,22 @@ def _adder(name: str, total: torch.Tensor) -> Callable[[torch.Tensor], None]:
 # The pair of files ------------------------------------------------------------------------------------------
 
 
-def _parameters(model: Any, new: Source) -> dict[str, torch.nn.Parameter]:
+def parameters_by_name(model: Any, new: Source) -> dict[str, torch.nn.Parameter]:
     """The model's parameters by their names in the files, in file order."""
     stored = stored_names(model, new.tensors)
     by_name = {stored[id(p)]: p for p in model.parameters() if id(p) in stored}
     return {name: by_name[name] for name in new.tensors if name in by_name}
 
 
-def _shared(name: str, old: Source, new: Source) -> bool:
+def in_both(name: str, old: Source, new: Source) -> bool:
+    """Whether both checkpoints have a float tensor of this name, in the same shape."""
     before, after = old.tensors.get(name), new.tensors[name]
     return before is not None and before.shape == after.shape and after.is_float and before.is_float
 
 
 def _differs(name: str, old: Source, new: Source) -> bool:
     """Whether the base has the tensor, in the same shape and with other values."""
-    if not _shared(name, old, new):
+    if not in_both(name, old, new):
         return False
     info = new.tensors[name]
     for start, stop in block_rows(info.rows, info.columns):
@@ -694,7 +713,7 @@ def _load_base(named: Mapping[str, torch.nn.Parameter], old: Source, new: Source
 
     with torch.no_grad():
         for name, parameter in named.items():
-            if _shared(name, old, new):
+            if in_both(name, old, new):
                 info = old.tensors[name]
                 values = old.read_rows(name, 0, info.rows).view(DTYPES[info.dtype]).astype(np.float32)
                 parameter.copy_(torch.from_numpy(values.reshape(info.shape)))

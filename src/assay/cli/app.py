@@ -16,7 +16,20 @@ from assay import __version__
 from assay.cli.output import printable
 from assay.core.errors import AssayError
 
-VERBS = ("calibrate", "plan", "pack", "apply", "merge", "inspect", "verify", "audit", "list", "show", "new")
+VERBS = (
+    "calibrate",
+    "plan",
+    "pack",
+    "drift",
+    "apply",
+    "merge",
+    "inspect",
+    "verify",
+    "audit",
+    "list",
+    "show",
+    "new",
+)
 """In the order of the help page; each is the command of that name in ``assay.cli.<verb>``."""
 
 MISUSE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
