@@ -90,6 +90,7 @@ def commands(work: Path, size: str, mergekit: Path | None, copy: str) -> dict[st
         "apply": [*assay, "apply", base, out / "delta", "-o", out / "applied"],
         "pack, bare": [*bare, out / "bare"],
         "merge, bare": [*assay, "merge", base, out / "bare", "-o", out / "merged-bare"],
+        "merge, direct": [*assay, "merge", base, finetuned, "--drop", "0.9", "-o", out / "direct"],
         "copy": [sys.executable, "-c", COPY.format(library=copy), finetuned, out / "copy"],
     }
     if mergekit is not None:

@@ -145,3 +145,94 @@ def test_the_same_sum_as_adding_by_hand_in_bfloat16(tmp_path):
     for name in ("model.embed.weight", "model.layers.0.norm.weight"):
         delta = new[name].astype(np.float32) - old[name].astype(np.float32)
         assert got[name].tobytes() == (old[name].astype(np.float32) + delta).astype(BF16).tobytes()
+
+
+# Fine-tuned checkpoints, dropped as they are read --------------------------------------------------------
+
+
+def checkpoints(folder, dtype=np.float32, count=2):
+    base = weights(0, dtype)
+    write(folder / "base.safetensors", base)
+    for number in range(count):
+        write(folder / f"f{number}.safetensors", tuned(base, seed=number + 1))
+    return folder / "base.safetensors", [folder / f"f{number}.safetensors" for number in range(count)]
+
+
+def test_a_fine_tune_is_dropped_and_rescaled_as_it_is_read(tmp_path):
+    base, (tune,) = checkpoints(tmp_path, count=1)
+    merge(base, [tune], tmp_path / "m.safetensors", weights=[1], drop=0.75)
+    old, new, got = (read(tmp_path / f"{name}.safetensors") for name in ("base", "f0", "m"))
+    kept = count = 0
+    for name in old:
+        if old[name].dtype.kind != "f" or old[name].ndim < 2:
+            np.testing.assert_allclose(got[name], new[name], rtol=3e-7, atol=1e-8)
+            continue
+        delta = new[name] - old[name]
+        survives = got[name] != old[name]
+        kept, count = kept + survives.sum(), count + survives.size
+        np.testing.assert_allclose(
+            got[name][survives], (old[name] + 4 * delta)[survives], rtol=1e-5, atol=1e-6
+        )
+    assert 0.2 < kept / count < 0.3
+
+
+def test_the_mean_over_seeds_is_the_fine_tune(tmp_path):
+    base, (tune,) = checkpoints(tmp_path, count=1)
+    total = 0.0
+    for seed in range(60):
+        merge(base, [tune], tmp_path / "m.safetensors", weights=[1], drop=0.5, seed=seed, overwrite=True)
+        total = total + read(tmp_path / "m.safetensors")[_matrix(base)]
+    old, new = read(base)[_matrix(base)], read(tune)[_matrix(base)]
+    error = total / 60 - new
+    scale = np.abs(new - old).mean() / np.sqrt(60)
+    assert np.sqrt((error**2).mean()) < 2 * scale
+    assert abs(error.mean()) < 5 * scale / np.sqrt(error.size)
+
+
+def _matrix(path):
+    return next(name for name, value in read(path).items() if value.ndim == 2 and value.dtype.kind == "f")
+
+
+@pytest.mark.parametrize("method", ["linear", "ties"])
+def test_fine_tunes_and_deltas_merge_in_any_order(tmp_path, method):
+    base, tunes = checkpoints(tmp_path, BF16, count=3)
+    pack(tunes[2], base, tmp_path / "d.safetensors", drop=0.5)
+    given = [tunes[0], tunes[1], tmp_path / "d.safetensors"]
+    for out, order, workers in (("a", [0, 1, 2], 1), ("b", [2, 1, 0], 3)):
+        merge(
+            base, [given[i] for i in order], tmp_path / f"{out}.safetensors", method=method, drop=0.5,
+            weights=[[0.5, 0.3, 0.2][i] for i in order], workers=workers,
+        )  # fmt: skip
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_two_fine_tunes_never_share_a_mask(tmp_path):
+    base, tunes = checkpoints(tmp_path, count=2)
+    name, kept = _matrix(base), []
+    for number, tune in enumerate(tunes):
+        merge(base, [tune], tmp_path / f"m{number}.safetensors", weights=[1], drop=0.5, seed=3)
+        kept.append(read(tmp_path / f"m{number}.safetensors")[name] != read(base)[name])
+    assert 0.3 < (kept[0] == kept[1]).mean() < 0.7
+
+
+def test_what_cannot_be_dropped_is_refused_in_a_sentence(tmp_path):
+    base, (tune,) = checkpoints(tmp_path, count=1)
+    out = tmp_path / "m.safetensors"
+    with pytest.raises(InputError, match="with --drop how much"):
+        merge(base, [tune], out)
+    with pytest.raises(InputError, match="leaves nothing to merge"):
+        merge(base, [tune], out, drop=1)
+    other = read(tune)
+    name = _matrix(base)
+    spoiled = {**other, name: other[name].copy()}
+    spoiled[name][0, 0] = np.nan
+    write(tune, spoiled)
+    with pytest.raises(InputError, match="NaN"):
+        merge(base, [tune], out, drop=0.0)
+    write(tune, {**other, name: np.concatenate([other[name], other[name]])})
+    with pytest.raises(InputError, match=name):
+        merge(base, [tune], out, drop=0.5)
+    write(tune, {key: value + 5 if value.dtype.kind == "f" else value for key, value in other.items()})
+    with pytest.raises(InputError, match="fine-tune"):
+        merge(base, [tune], out, drop=0.5)
+    assert not out.exists()

@@ -78,7 +78,10 @@ def test_a_pack_within_a_drift_says_that_it_is_predicted(invoke, pair, energies,
     assert document["predicted"]["basis"] == "predicted, first order"
     assert document["predicted"]["mean_keep"] == pytest.approx(0.2, rel=1e-3)
     assert invoke("show", target).exit_code in (0, 2)
-    assert invoke("inspect", target).exit_code == 0
+    page = invoke("inspect", target)
+    assert page.exit_code == 0
+    assert "has expectation zero" in page.stdout
+    assert "masks were chosen" not in page.stdout
     assert invoke("apply", base, target, "-o", tmp_path / "o.safetensors").exit_code == 0
     assert invoke("merge", base, target, "-o", tmp_path / "m.safetensors").exit_code == 0
     got, merged = (load_file(tmp_path / f"{n}.safetensors") for n in "om")

@@ -423,6 +423,27 @@ def apply_block(
     return bits, int(np.count_nonzero(lost))
 
 
+def drop_block(
+    base_bits: Bits, finetuned_bits: Bits, dtype: str, start: int, scheme: Scheme
+) -> tuple[NDArray[np.int32], NDArray[np.floating[Any]]]:
+    """The survivors of a block that is dropped but not coded: positions, and ``(finetuned - base) / rescale`` there.
+
+    The difference is taken in float32 (float64 for F64), as :func:`encode_block` takes it; then divided in float64.
+
+    >>> base, finetuned = np.zeros((2, 2), np.uint32), np.full((2, 2), 3, np.float32).view(np.uint32)
+    >>> drop_block(base, finetuned, "F32", 0, Scheme(16, 2**32, 0.5, (1, 2)))[1]
+    array([6., 6., 6., 6.])
+    """
+    form = _form(dtype)
+    rows, columns = _check_pair(base_bits, finetuned_bits, form)
+    _check_place(start, rows * columns)
+    index = _drawn_mask(start, rows * columns, scheme)
+    value = np.empty(index.size)
+    base, finetuned = _wide_bits(base_bits, form).reshape(-1), _wide_bits(finetuned_bits, form).reshape(-1)
+    kernels.difference_at(base, finetuned, index, scheme.rescale, value)
+    return index, value
+
+
 def add_sparse(
     first: NDArray[np.integer[Any]],
     first_value: NDArray[np.float64],

@@ -465,6 +465,14 @@ def add_bfloat16(bits, index, value):
     return overflow
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def difference_at(base, finetuned, index, divisor, value):
+    """(finetuned - base) / divisor at the positions ``index``."""
+    for e in range(index.size):
+        i = np.uint32(index[e])  # unsigned: no look for negative indices
+        value[e] = np.float64(float_of(finetuned[i]) - float_of(base[i])) / divisor
+
+
 @njit(cache=True, nogil=True)
 def add_sparse(first, first_value, second, second_value, index, value):
     """Merge two ascending lists of positions, adding the values where they meet; returns the length of the union."""

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,10 @@ def load_model(folder: Path) -> tuple[Any, Any]:
     elif architecture.endswith(("ForCausalLM", "LMHeadModel")):
         loader = transformers.AutoModelForCausalLM
     try:
-        model, report = loader.from_pretrained(
-            folder, config=config, use_safetensors=True, output_loading_info=True, **offline
-        )
+        with _quiet():  # what it would report is checked below
+            model, report = loader.from_pretrained(
+                folder, config=config, use_safetensors=True, output_loading_info=True, **offline
+            )
     except Exception as error:
         raise InputError(f"{folder} does not load offline: {_first_line(error)}") from error
     absent = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
@@ -68,6 +70,22 @@ def load_model(folder: Path) -> tuple[Any, Any]:
     model = model.float().eval()
     model.config.use_cache = False
     return model, tokenizer
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bar and the report that transformers prints when a model loads."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,7 @@
-"""Merge several deltas of one base: a weighted sum, or TIES (trim, elect a sign, average what agrees)."""
+"""Merge several deltas of one base: a weighted sum, or TIES (trim, elect a sign, average what agrees).
+
+A delta is a packed one, or a fine-tuned checkpoint that is dropped while it is read (`assay.checkpoints.dropped`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,8 @@ import numpy as np
 
 from assay.checkpoints import codec
 from assay.checkpoints.apply import check_base_digest, check_base_layout, scheme_of, write_carried_base
-from assay.checkpoints.delta import Delta, block_rows
+from assay.checkpoints.delta import Delta, block_rows, is_delta
+from assay.checkpoints.dropped import Dropped, Sparse
 from assay.checkpoints.encode import difference, read_base_rows
 from assay.checkpoints.engine import Progress, ordered, silent
 from assay.checkpoints.header import DTYPES, TensorInfo, rounded
@@ -24,8 +29,7 @@ from assay.core.errors import InputError, RejectedError, UnknownIdError
 
 METHODS = ("linear", "ties")
 
-Sparse = tuple[np.ndarray, np.ndarray]
-"""Ascending positions in a block, and the values there; it is 0 elsewhere."""
+Patch = Delta | Dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class MergeTask:
 
     base: Source
     info: TensorInfo
-    deltas: tuple[Delta, ...]
+    deltas: tuple[Patch, ...]
     weights: tuple[float, ...]
     method: str
     density: float
@@ -81,6 +85,8 @@ def merge(
     weights: Sequence[float] | None = None,
     method: str = "linear",
     density: float = 1.0,
+    drop: float | Fraction | None = None,
+    seed: int = 0,
     workers: int | None = None,
     engine: str = "local",
     overwrite: bool = False,
@@ -95,13 +101,15 @@ def merge(
 
     Args:
         base: the checkpoint that all deltas were made from.
-        deltas: files written by `assay.checkpoints.pack`.
+        deltas: files written by `assay.checkpoints.pack`; with `drop`, fine-tuned checkpoints too.
         out: a file or a folder, as the base is.
         weights: one number per delta; default 1/len(deltas).
         method: ``linear``; or ``ties`` (Yadav et al., "TIES-Merging", 2023): per block of rows, keep the share
             `density` of each delta that is largest in magnitude, take the sign with the larger total at each
             entry, and average the entries that have it.
         density: of ``ties``, in (0, 1]; 1 trims nothing.
+        drop, seed: a fine-tuned checkpoint is dropped with this probability while it is read, and its survivors are
+            divided by 1 - `drop` (`assay.checkpoints.dropped`).
         workers, engine, overwrite, dry_run, progress: as in `assay.checkpoints.apply`.
 
     Raises:
@@ -118,8 +126,8 @@ def merge(
     if not 0 < density <= 1:
         raise InputError(f"the density {density} is outside (0, 1]; it is the share of a delta that is kept")
     with open_checkpoint(base) as source:
-        opened = [(Delta(path), weight) for path, weight in zip(deltas, given, strict=True)]
-        opened.sort(key=lambda pair: (pair[0].id, pair[0].plan_id, pair[1]))
+        opened = [(_open(path, base, drop, seed), w) for path, w in zip(deltas, given, strict=True)]
+        opened.sort(key=lambda pair: (*_identity(pair[0]), pair[1]))
         patches, ordered_weights = (tuple(column) for column in zip(*opened, strict=True))
         try:
             return _merge(
@@ -131,9 +139,29 @@ def merge(
                 patch.close()
 
 
+def _open(
+    path: str | os.PathLike[str], base: str | os.PathLike[str], drop: float | Fraction | None, seed: int
+) -> Patch:
+    if is_delta(path):
+        return Delta(path)
+    if drop is None:
+        raise InputError(
+            f"{path} is no assay delta; make one with 'assay pack', or, if it is a fine-tuned checkpoint, say with "
+            "--drop how much of it to drop"
+        )
+    return Dropped.open(path, base, drop, seed)
+
+
+def _identity(patch: Patch) -> tuple[str, str]:
+    """What tells patches apart, the same whatever they are called."""
+    if isinstance(patch, Delta):
+        return patch.id, patch.plan_id
+    return patch.id, f"{patch.seed} {next(p.threshold for p in patch.plans.values())}"
+
+
 def _merge(
     base: Any,
-    patches: tuple[Delta, ...],
+    patches: tuple[Patch, ...],
     weights: tuple[float, ...],
     method: str,
     density: float,
@@ -146,7 +174,8 @@ def _merge(
 ) -> MergeReport:
     refuse_no_model(base)
     refuse_quantised(base)
-    for patch in patches:
+    packed = [patch for patch in patches if isinstance(patch, Delta)]
+    for patch in packed:
         check_base_layout(base, patch)
         _refuse_conflicts(base, patch)
     inputs = [base.path, *(patch.path for patch in patches)]
@@ -164,12 +193,13 @@ def _merge(
     )
     if dry_run:
         return report
-    for patch in patches:
+    for patch in packed:
         patch.check_payload()
     identity = {
         "verb": "merge",
-        "base": [str(base.path), patches[0].base],
-        "deltas": [[patch.id, patch.plan_id] for patch in patches],
+        "base": [str(base.path), *sorted({patch.base for patch in packed})],
+        "deltas": [_identity(patch) for patch in patches],
+        "checkpoints": [patch.stamp for patch in patches if isinstance(patch, Dropped)],
         "settings": [method, float(density).hex(), *(w.hex() for w in weights)],
     }
     with Journal.open(target, identity, sync=writer.sync) as journal, writer, journal.flushed():
@@ -205,7 +235,7 @@ def _refuse_conflicts(base: Source, patch: Delta) -> None:
             )
 
 
-def _expected(patches: Sequence[Delta], weights: Sequence[float]) -> dict[str, float] | None:
+def _expected(patches: Sequence[Patch], weights: Sequence[float]) -> dict[str, float] | None:
     """Independent masks: variances add with squared weights, biases at most in norm.
 
     None where that says nothing: a delta without a certificate, a mask that was chosen and so has no variance, or
@@ -214,6 +244,8 @@ def _expected(patches: Sequence[Delta], weights: Sequence[float]) -> dict[str, f
     variance = bias = 0.0
     moments = set()
     for patch, weight in zip(patches, weights, strict=True):
+        if isinstance(patch, Dropped):
+            return None
         certificate = patch.certificate
         if certificate is None or any(r["treatment"] == "masked" for r in patch.records.values()):
             return None
@@ -229,21 +261,22 @@ def _expected(patches: Sequence[Delta], weights: Sequence[float]) -> dict[str, f
     return {"variance": variance, "bias_at_most": bias} if len(moments) == 1 else None
 
 
-def _warnings(base: Source, patches: Sequence[Delta]) -> Iterator[str]:
-    seeds = [patch.plan.get("seed") for patch in patches]
+def _warnings(base: Source, patches: Sequence[Patch]) -> Iterator[str]:
+    seeds = [patch.plan.get("seed") for patch in patches if isinstance(patch, Delta)]
     if len(set(seeds)) < len(seeds):
         yield (
             "two deltas were packed with the same seed, so they keep the same entries and their errors are not "
             "independent; pack each with its own --seed"
         )
-    added = sorted({n for p in patches for n in p.records if n not in base.tensors})
+    names = (n for p in patches for n in (p.records if isinstance(p, Delta) else p.plans))
+    added = sorted({n for n in names if n not in base.tensors})
     if added:
         yield f"{len(added)} tensors are not in the base and are left out, {added[0]!r} among them"
 
 
 def _tasks(
     base: Source,
-    patches: tuple[Delta, ...],
+    patches: tuple[Patch, ...],
     weights: tuple[float, ...],
     method: str,
     density: float,
@@ -278,7 +311,9 @@ def _integers(task: MergeTask, bits: np.ndarray) -> np.ndarray:
     return first if all(np.array_equal(first, other) for other in changed[1:]) else bits
 
 
-def _exact_rows(task: MergeTask, patch: Delta, bits: np.ndarray) -> np.ndarray:
+def _exact_rows(task: MergeTask, patch: Patch, bits: np.ndarray) -> np.ndarray:
+    if isinstance(patch, Dropped):
+        return patch.integers(task.info, task.start, task.stop, bits)
     if task.info.name not in patch.records:
         return bits
     source = patch.source(task.info.name)
@@ -326,8 +361,10 @@ def _trim(row: np.ndarray, density: float) -> None:
         row[order[kept:]] = 0
 
 
-def _decoded(task: MergeTask, patch: Delta, bits: np.ndarray) -> np.ndarray | Sparse | None:
+def _decoded(task: MergeTask, patch: Patch, bits: np.ndarray) -> np.ndarray | Sparse | None:
     """One delta's block: survivors as positions and values, a dense difference, or None for no change."""
+    if isinstance(patch, Dropped):
+        return patch.rows(task.info, task.start, task.stop, bits)
     if task.info.name not in patch.records:
         return None
     source = patch.source(task.info.name)
@@ -348,7 +385,7 @@ def _decoded(task: MergeTask, patch: Delta, bits: np.ndarray) -> np.ndarray | Sp
 
 
 def _write_tensor(
-    base: Source, patches: Sequence[Delta], name: str, results: Iterator[MergedRows], writer: CheckpointWriter
+    base: Source, patches: Sequence[Patch], name: str, results: Iterator[MergedRows], writer: CheckpointWriter
 ) -> None:
     info, checks, overflow = base.tensors[name], [], 0
     for _ in block_rows(info.rows, info.columns):
@@ -357,7 +394,7 @@ def _write_tensor(
         checks.append(rows.check)
         overflow += rows.overflow
     for patch in patches:
-        if name in patch.records:
+        if isinstance(patch, Delta) and name in patch.records:
             check_base_digest(base, patch, name, checks)
     if overflow:
         raise InputError(

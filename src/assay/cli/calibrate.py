@@ -114,7 +114,7 @@ def command(
 def _human(energies: Energies, target: Path, finetuned: Path, base: Path) -> Iterator[RenderableType]:
     entries = sum(t.count for t in energies.tensors.values())
     yield (
-        f"wrote {target} ({size(target.stat().st_size)}): energies of {len(energies.tensors)} changed matrices "
+        f"wrote {target} ({size(target.stat().st_size)}): energies of {len(energies.tensors)} changed tensors "
         f"({entries:,} entries) from {energies.samples} texts, kind {energies.kind}"
     )
     yield f"see what they allow: assay plan pack {finetuned} --base {base} --energies {target}"

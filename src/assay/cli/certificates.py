@@ -32,7 +32,8 @@ class Loss:
         kept: the survivors.
         expected: mean square of the output error over masks and quantiser draws.
         realised: the same error with the mask and the values that were stored.
-        bound: what `realised` exceeds with probability at most gamma; None for a chosen mask.
+        bound: what `realised` exceeds with probability at most gamma; None where no such bound is computed.
+        chosen: whether the mask was chosen, not drawn.
         delete: the error of leaving the delta out; None where it is unknown.
         optimal: the error of the best divisor at the same drop probability; None where it is unknown.
     """
@@ -45,6 +46,7 @@ class Loss:
     bound: float | None
     delete: float | None
     optimal: float | None
+    chosen: bool
 
     @property
     def against_delete(self) -> float:
@@ -71,6 +73,7 @@ def _loss(record: Mapping[str, Any]) -> Loss:
         bounds[0] if bounds else None,
         _optional(record["alternatives"]["delete"]),
         _optional(record["alternatives"]["optimal_mean_square"]),
+        record["treatment"] == "masked",
     )
 
 
@@ -148,7 +151,7 @@ def _reading(document: Mapping[str, Any], lost: list[Loss], gamma: float) -> Ite
             f"Layer by layer, this delta leaves {100 * realised / delete:.3g} % of the mean square by which the base"
             " alone differs from the fine-tuned model."
         )
-    chosen = sum(loss.bound is None for loss in lost)
+    chosen = sum(loss.chosen for loss in lost)
     if chosen:
         yield (
             f"{chosen} masks were chosen, not drawn: no bound over seeds applies to them, and their error does not have"

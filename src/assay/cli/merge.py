@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from assay.cli.figures import figure, size
-from assay.cli.options import FILE, Weights, reporting, writing
+from assay.cli.options import FILE, Exact, Weights, reporting, writing
 from assay.cli.output import Output
 from assay.cli.startup import skip_blas
 
@@ -32,6 +32,14 @@ from assay.cli.startup import skip_blas
     show_default=True,
     help="The share of entries that ties keeps of each delta before it elects signs; 1 trims nothing.",
 )
+@click.option(
+    "--drop",
+    type=Exact(),
+    help="Take fine-tuned checkpoints too, and drop this share of each as it is read, as 0.9 or 9/10.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the masks that --drop draws."
+)
 @writing
 @reporting
 def command(
@@ -39,7 +47,8 @@ def command(
 ) -> None:
     """Add the weighted sum of several DELTAs to BASE and write the merged model.
 
-    All deltas must have been packed against BASE, which is checked by digest.
+    All deltas must have been packed against BASE, which is checked by digest. With --drop, a DELTA may also be a
+    fine-tuned checkpoint of BASE, which is dropped and rescaled (DARE) as it is read.
     """
     skip_blas()
     from assay.checkpoints import merge
