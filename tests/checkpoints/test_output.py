@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,9 +89,37 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "blob").read_bytes() == b"precious"
     assert (tmp_path / "a").read_bytes() == b"new"
     (tmp_path / "b.partial").symlink_to("blob")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="is in the way"):
         atomic_write_bytes(tmp_path / "b", b"new")
     assert (tmp_path / "blob").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("kind", [AtomicFile, AtomicFolder])
+@pytest.mark.parametrize("name", ["o.partial", "o.lock"])
+@pytest.mark.parametrize("content", [b"somebody's own work", b""])
+def test_a_strangers_file_in_the_way_is_left_alone(
+    kind: type[AtomicFile | AtomicFolder], name: str, content: bytes, tmp_path: Path
+) -> None:
+    if name == "o.lock" and not content:
+        pytest.skip("an empty lock is what a kill between two system calls leaves")
+    (tmp_path / name).write_bytes(content)
+    sentence = rf"{re.escape(name)} is in the way and was not written by assay; move it elsewhere"
+    for keep in (False, True):
+        with pytest.raises(InputError, match=sentence), kind(tmp_path / "o", keep=keep):
+            pass
+    assert (tmp_path / name).read_bytes() == content
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_partial_kept_for_a_rerun_is_known_by_its_lock(tmp_path: Path) -> None:
+    with suppress(KeyboardInterrupt), AtomicFile(tmp_path / "o", keep=True) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert leftovers(tmp_path) == {"o.partial", "o.lock"}
+    with AtomicFile(tmp_path / "o", keep=True) as file:
+        file.write_at(4, b" and half")
+    assert (tmp_path / "o").read_bytes() == b"half and half"
+    assert leftovers(tmp_path) == set()
 
 
 def test_two_runs_at_once_are_kept_apart(tmp_path: Path) -> None:
@@ -124,11 +153,11 @@ def test_a_lock_file_removed_before_it_was_locked_is_not_mistaken_for_the_lock(
         flock(descriptor, operation)
 
     monkeypatch.setattr(output.fcntl, "flock", late)
-    lock = FileLock(path, output=tmp_path / "o", remove=True)
+    lock = FileLock(path, output=tmp_path / "o")
     lock.acquire()
     assert len(calls) == 2
     assert os.path.samestat(os.fstat(lock.descriptor), path.stat())
-    lock.release()
+    lock.release(remove=True)
     assert os.listdir(tmp_path) == []
 
 

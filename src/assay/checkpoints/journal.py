@@ -3,7 +3,8 @@
 ``OUT.journal`` holds one JSON object per line.  The first names the run: its *identity*, that is the digests
 of its inputs, its settings and its version.  Each further line is one finished piece of work.  Every line
 carries a check over itself and all lines before it, so a torn, edited or missing line ends what is believed;
-the rest is done again.  ``OUT.data.partial`` holds bytes that finished work produced; a line states how long
+the rest is done again.  A file of these names that does not begin so was made by somebody else: it is refused, and
+left alone.  ``OUT.data.partial`` holds bytes that finished work produced; a line states how long
 that file was, and what lies beyond the last believed line is cut off.
 
 Work is journalled only after the disk has its data, so what the journal says survives a power failure too.
@@ -24,7 +25,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from assay.checkpoints.output import FileLock, disk_errors
+from assay.checkpoints.output import FileLock, disk_errors, refuse_foreign
 from assay.core.errors import AssayError, InputError
 
 JOURNAL_VERSION = 1
@@ -32,6 +33,7 @@ GROUP_SECONDS = 1.0
 """Finished work waits this long for more before the disk is made to hold it."""
 
 _CHECK_DIGITS = 32
+_MARK = b'{"assay-journal":'
 
 
 class PartialData:
@@ -142,9 +144,9 @@ class Journal:
         self._mutex = threading.Lock()
         self._done: dict[str, Any] = {}
         self._check, self._size, data_end = self._believe(identity)
+        data.truncate(data_end)  # before the journal, which says that this file is ours
         with disk_errors(output):
             os.ftruncate(lock.descriptor, self._size)
-        data.truncate(data_end)
         if self._size == 0:
             self._write_lines([{"assay-journal": JOURNAL_VERSION, "identity": dict(identity)}])
 
@@ -164,19 +166,23 @@ class Journal:
             sync: makes the disk hold what the work of these keys wrote elsewhere than in `data`.
 
         Raises:
-            InputError: another run holds the journal, or it cannot be written.
+            InputError: another run holds the journal, it cannot be written, or it or its data is not ours.
         """
         output = Path(out)
-        lock = FileLock(output.with_name(output.name + ".journal"), output=output, remove=False)
+        lock = FileLock(
+            output.with_name(output.name + ".journal"), output=output, mark=_MARK, write_mark=False
+        )
         lock.acquire()
         data: PartialData | None = None
         try:
             data = PartialData(output.with_name(output.name + ".data.partial"), output=output)
+            if data.end and not lock.left_behind:
+                raise refuse_foreign(data.path)
             return cls(lock, output, identity, data, sync)
         except BaseException:
             if data is not None:
                 data.close()
-            lock.release()
+            lock.release(remove=False)
             raise
 
     @property
@@ -283,7 +289,7 @@ class Journal:
     def _release(self) -> None:
         self._waiting = []
         self.data.close()
-        self._lock.release()
+        self._lock.release(remove=False)
 
     def __enter__(self) -> Self:
         return self

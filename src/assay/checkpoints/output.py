@@ -5,8 +5,9 @@ the old one in a single step where the system can (``renameat2`` with ``RENAME_E
 renames, and :func:`recover` mends what a kill between the two leaves behind.  A kill at any moment therefore
 leaves the old output or the new one, never half of one.
 
-While it is written, ``OUT.lock`` keeps a second run away.  A symbolic link at ``OUT`` is replaced, never
-followed.  Every folder written here contains the file :data:`~assay.checkpoints.io.MARKER`, which tells
+While it is written, ``OUT.lock`` keeps a second run away; its content says that it is ours, and so that an
+``OUT.partial`` beside it is.  A file of these names that somebody else made is refused, never touched.  A
+symbolic link at ``OUT`` is replaced, never followed.  Every folder written here contains the file :data:`~assay.checkpoints.io.MARKER`, which tells
 assay's outputs from folders that must not be replaced.
 """
 
@@ -36,6 +37,7 @@ Data: TypeAlias = bytes | bytearray | memoryview | np.ndarray
 
 _FINISHED = b'{"format":"assay-model","version":1}\n'
 _UNFINISHED = b'{"format":"assay-model","unfinished":true,"version":1}\n'
+_LOCK_MARK = b"assay-lock\n"
 _MAX_SNIFFED_JSON_BYTES = 64 * 2**20
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -189,26 +191,40 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be written: {reason}; {way_out}") from error
 
 
+def refuse_foreign(path: Path) -> InputError:
+    """What to raise for a file that is in the way and was not written by assay."""
+    return InputError(f"{path} is in the way and was not written by assay; move it elsewhere")
+
+
 class FileLock:
     """An exclusive lock on a file, for one process at a time; freed by the system when the process dies.
 
     Args:
         path: the file to lock; made if absent.
         output: what messages say is being written.
-        remove: delete the file on release.
+        mark: how the file begins, so that it can be told to be ours.
+        write_mark: write that beginning; else whoever holds the lock does.
+
+    Attributes:
+        descriptor: of the open file; -1 when the lock is not held.
+        left_behind: whether the file was there before, with its mark: an earlier run ended without tidying up.
     """
 
-    def __init__(self, path: Path, *, output: Path, remove: bool) -> None:
+    def __init__(
+        self, path: Path, *, output: Path, mark: bytes = _LOCK_MARK, write_mark: bool = True
+    ) -> None:
         self.path = path
         self.descriptor = -1
+        self.left_behind = False
         self._output = output
-        self._remove = remove
+        self._mark = mark
+        self._write_mark = write_mark
 
     def acquire(self) -> None:
         """Take the lock or refuse at once.
 
         Raises:
-            InputError: another run holds it, or the file system has no locks.
+            InputError: another run holds it, the file system has no locks, or the file is not ours.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         while True:
@@ -229,9 +245,30 @@ class FileLock:
                 ) from error
             # The holder before us may have removed the file between our open and our lock.
             if self._is_at_path(descriptor):
+                try:
+                    self._recognise(descriptor)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
                 self.descriptor = descriptor
                 return
             os.close(descriptor)
+
+    def _recognise(self, descriptor: int) -> None:
+        """Look for the mark, or for the beginning of one that was torn, or for an empty file; write it if asked."""
+        with disk_errors(self.path):
+            head = os.pread(descriptor, len(self._mark), 0)
+        self.left_behind = head == self._mark
+        if not self._mark.startswith(head):
+            raise refuse_foreign(self.path)
+        if self._write_mark and not self.left_behind:
+            try:
+                with disk_errors(self._output):
+                    _write_all(descriptor, self._mark, 0)
+                    os.fsync(descriptor)
+            except InputError:
+                self.path.unlink()
+                raise
 
     def _is_at_path(self, descriptor: int) -> bool:
         try:
@@ -239,10 +276,10 @@ class FileLock:
         except FileNotFoundError:
             return False
 
-    def release(self) -> None:
-        """Give the lock back; does nothing when it is not held."""
+    def release(self, *, remove: bool) -> None:
+        """Give the lock back, and delete its file if asked; does nothing when it is not held."""
         if self.descriptor >= 0:
-            if self._remove:
+            if remove:
                 self.path.unlink(missing_ok=True)
             os.close(self.descriptor)
             self.descriptor = -1
@@ -283,14 +320,15 @@ class AtomicFile:
             lets resume.
 
     Raises:
-        InputError: it cannot be written (one sentence, also for a full disk), or another run is writing it.
+        InputError: it cannot be written (one sentence, also for a full disk), another run is writing it, or
+            ``OUT.partial`` is not ours.
     """
 
     def __init__(self, out: str | os.PathLike[str], *, keep: bool = False) -> None:
         self.out = Path(out)
         self.partial = partial_path(self.out)
         self._keep = keep
-        self._lock = FileLock(lock_path(self.out), output=self.out, remove=True)
+        self._lock = FileLock(lock_path(self.out), output=self.out)
         self.descriptor = -1
         self._position = 0
 
@@ -298,10 +336,12 @@ class AtomicFile:
         self._lock.acquire()
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            if not self._lock.left_behind and os.path.lexists(self.partial):
+                raise refuse_foreign(self.partial)
             with disk_errors(self.out):
                 self.descriptor = os.open(self.partial, flags | (0 if self._keep else os.O_TRUNC), 0o666)
         except BaseException:
-            self._lock.release()
+            self._lock.release(remove=not self._lock.left_behind)
             raise
         return self
 
@@ -340,9 +380,10 @@ class AtomicFile:
         finally:
             os.close(self.descriptor)
             self.descriptor = -1
-            if not committed and (refused or not self._keep):
+            kept = self._keep and not committed and not refused
+            if not committed and not kept:
                 self.partial.unlink(missing_ok=True)
-            self._lock.release()
+            self._lock.release(remove=not kept)
 
 
 def atomic_write_bytes(out: str | os.PathLike[str], data: bytes) -> None:
@@ -376,7 +417,7 @@ class AtomicFolder:
         self.out = Path(out)
         self.partial = partial_path(self.out)
         self._keep = keep
-        self._lock = FileLock(lock_path(self.out), output=self.out, remove=True)
+        self._lock = FileLock(lock_path(self.out), output=self.out)
 
     def __enter__(self) -> Self:
         self._lock.acquire()
@@ -392,14 +433,14 @@ class AtomicFolder:
                 self.partial.mkdir(exist_ok=True)
                 (self.partial / MARKER).write_bytes(_UNFINISHED)
         except BaseException:
-            self._lock.release()
+            self._lock.release(remove=True)
             raise
         return self
 
     def _refuse_foreign_partial(self) -> None:
         partial = self.partial
         if partial.is_symlink() or not partial.is_dir() or not is_assay_output(partial):
-            raise InputError(f"{partial} is in the way and was not written by assay; move it elsewhere")
+            raise refuse_foreign(partial)
 
     def __exit__(
         self,
@@ -421,7 +462,7 @@ class AtomicFolder:
         finally:
             if not committed and (refused or not self._keep):
                 shutil.rmtree(self.partial, ignore_errors=True)
-            self._lock.release()
+            self._lock.release(remove=True)
 
 
 def recover(out: Path) -> None:
