@@ -25,9 +25,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from assay.checkpoints.header import LENGTH_BYTES, TensorInfo, build_header
+from assay.checkpoints.header import TensorInfo
 from assay.checkpoints.io import open_checkpoint
 from assay.checkpoints.language import (
     batches,
@@ -39,6 +38,7 @@ from assay.checkpoints.language import (
     token_limit,
     tokenize,
 )
+from assay.checkpoints.measurements import read_measurements, write_measurements
 from assay.core.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -133,15 +133,8 @@ class Moments:
             "config": self.config,
             "texts": self.texts,
         }
-        names = sorted(self.values)
-        header = build_header([(name, "F64", self.values[name].shape) for name in names], metadata)
-        out = Path(path)
-        partial = out.with_name(out.name + ".partial")
-        with partial.open("wb") as stream:
-            stream.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
-            for name in names:
-                stream.write(np.ascontiguousarray(self.values[name], dtype="<f8").data)
-        os.replace(partial, out)
+        arrays = [(name, "F64", self.values[name]) for name in sorted(self.values)]
+        write_measurements(path, arrays, metadata)
 
     def _value(self, name: str) -> np.ndarray:
         try:
@@ -158,22 +151,7 @@ def load_moments(path: str | os.PathLike[str]) -> Moments:
     Cauchy-Schwarz bound ``|M_ij| <= sqrt(M_ii M_jj)``.
     """
     file = Path(path)
-    try:
-        with safe_open(file, framework="numpy") as stored:
-            metadata = stored.metadata() or {}
-            values = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{file} cannot be read as a moments file: {error}") from error
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{file} is not a moments file: its metadata has no format {FORMAT!r}")
-    if metadata.get("version") != VERSION:
-        raise InputError(
-            f"{file} has moments version {metadata.get('version')!r}, this assay reads {VERSION!r}: "
-            "calibrate again"
-        )
-    missing = next((key for key in _METADATA if key not in metadata), None)
-    if missing is not None:
-        raise InputError(f"{file} has no {missing!r} in its metadata: calibrate again")
+    metadata, values = read_measurements(file, "moments", form=FORMAT, version=VERSION, required=_METADATA)
     rows = _integers(metadata, "rows", values, range(1, 2**63), file)
     axes = _integers(metadata, "axes", values, range(2), file)
     moments = {name: _checked(value, name, file) for name, value in values.items()}

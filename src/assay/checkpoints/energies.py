@@ -30,13 +30,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from assay.checkpoints import codec
 from assay.checkpoints.delta import block_rows, source_fingerprint
 from assay.checkpoints.encode import difference, read_base_rows
 from assay.checkpoints.factors import CLASSES, Codes, log_codes
-from assay.checkpoints.header import DTYPES, LENGTH_BYTES, TensorInfo, build_header
+from assay.checkpoints.header import DTYPES, TensorInfo
 from assay.checkpoints.io import Source, compare_layouts, open_checkpoint, refuse_quantised
 from assay.checkpoints.language import (
     choose_texts,
@@ -46,6 +45,7 @@ from assay.checkpoints.language import (
     token_limit,
     tokenize,
 )
+from assay.checkpoints.measurements import read_measurements, write_measurements
 from assay.checkpoints.plan import BITS
 from assay.core.errors import InputError, MissingExtraError
 
@@ -198,14 +198,7 @@ class Energies:
             "finetuned": self.finetuned,
             "texts": self.texts,
         }
-        header = build_header([(name, dtype, value.shape) for name, dtype, value in parts], metadata)
-        out = Path(path)
-        partial = out.with_name(out.name + ".partial")
-        with partial.open("wb") as stream:
-            stream.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
-            for _, dtype, value in parts:
-                stream.write(np.ascontiguousarray(value, DTYPES[dtype]).data)
-        os.replace(partial, out)
+        write_measurements(path, parts, metadata)
 
 
 # Reading a file ---------------------------------------------------------------------------------------------
@@ -218,21 +211,7 @@ def load_energies(path: str | os.PathLike[str]) -> Energies:
         InputError: it is no such file, of an unknown version, or holds what no energies can be.
     """
     file = Path(path)
-    try:
-        with safe_open(file, framework="numpy") as stored:
-            metadata = stored.metadata() or {}
-            values = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{file} cannot be read as an energies file: {error}") from error
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{file} is not an energies file: its metadata has no format {FORMAT!r}")
-    if metadata.get("version") != VERSION:
-        raise InputError(
-            f"{file} has energies version {metadata.get('version')!r}, this assay reads {VERSION!r}: calibrate again"
-        )
-    missing = next((key for key in _METADATA if key not in metadata), None)
-    if missing is not None:
-        raise InputError(f"{file} has no {missing!r} in its metadata: calibrate again")
+    metadata, values = read_measurements(file, "energies", form=FORMAT, version=VERSION, required=_METADATA)
     if metadata["kind"] not in KINDS:
         raise InputError(f"{file} has the unknown kind {metadata['kind'][:40]!r}: calibrate again")
     names = [name.removesuffix("#rows") for name in values if name.endswith("#rows")]
