@@ -322,6 +322,16 @@ def test_a_retrained_pair_is_no_finetune(tmp_path):
     pack(tmp_path / "f.safetensors", tmp_path / "b.safetensors", tmp_path / "d.safetensors", force=True)
 
 
+def test_a_pair_is_judged_by_rows_spread_over_its_tensors(tmp_path):
+    name = "model.embed.weight"
+    base, new = {name: weights(0, rows=400)[name]}, {name: weights(7, rows=400)[name]}
+    new[name][:100] = base[name][:100]  # the beginning looks like a fine-tune
+    write(tmp_path / "b.safetensors", base)
+    write(tmp_path / "f.safetensors", new)
+    with pytest.raises(InputError, match="no fine-tune"):
+        pack(tmp_path / "f.safetensors", tmp_path / "b.safetensors", tmp_path / "d.safetensors")
+
+
 def test_another_base_is_refused_and_nothing_is_written(tmp_path):
     base, finetuned = pair(tmp_path)
     pack(finetuned, base, tmp_path / "d.safetensors")

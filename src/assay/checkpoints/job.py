@@ -52,7 +52,7 @@ from assay.core.errors import InputError
 RETRAINED = 0.8
 """Delta norm over base norm from which a pair is taken for two trainings rather than a fine-tune."""
 
-_PROBE_ROWS = 16
+_PROBE_ROWS, _PROBE_ELEMENTS = 16, 1 << 20
 _CONTAINER_BYTES, _HEADER_BYTES, _CERTIFIED_BYTES = 1024, 185, 350
 """Estimates: of a delta, of one more tensor in it, and of what a certificate says of one that loses something."""
 
@@ -228,17 +228,27 @@ def _moments(
 
 
 def delta_ratio(job: Job) -> float:
-    """Norm of the delta over norm of the base, in a few rows of each tensor that loses something."""
+    """Norm of the delta over norm of the base, in a few rows of each tensor that loses something, spread over it."""
     changed = whole = 0.0
     for plan in job.plans:
         if plan.treatment in LOSSY:
-            stop = min(plan.base_rows, max(1, min(_PROBE_ROWS, (1 << 20) // max(1, plan.info.columns))))
             assert plan.base is not None
-            old, _ = read_base_rows(job.base, plan.base, plan.info, 0, stop)
-            new = job.finetuned.read_rows(plan.name, 0, stop)
-            changed += _square_sum(difference(old, new, plan.info.dtype))
-            whole += _square_sum(difference(np.zeros_like(old), old, plan.info.dtype))
+            for row in probe_rows(plan.base_rows, plan.info.columns):
+                old, _ = read_base_rows(job.base, plan.base, plan.info, row, row + 1)
+                new = job.finetuned.read_rows(plan.name, row, row + 1)
+                changed += _square_sum(difference(old, new, plan.info.dtype))
+                whole += _square_sum(difference(np.zeros_like(old), old, plan.info.dtype))
     return math.sqrt(changed / whole) if whole else 0.0
+
+
+def probe_rows(rows: int, columns: int) -> list[int]:
+    """Up to 16 rows of a tensor, the middles of as many equal parts of it; fewer if they have more than 2^20 elements.
+
+    >>> probe_rows(3, 5), probe_rows(320, 5)[:3], probe_rows(9, 1 << 20)
+    ([0, 1, 2], [10, 30, 50], [4])
+    """
+    count = min(rows, max(1, min(_PROBE_ROWS, _PROBE_ELEMENTS // max(1, columns))))
+    return [(2 * part + 1) * rows // (2 * count) for part in range(count)]
 
 
 def _by_energies(job: Job, path: str | os.PathLike[str]) -> Job:

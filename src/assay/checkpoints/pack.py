@@ -62,7 +62,7 @@ class PackReport:
         parameters: elements of the fine-tuned checkpoint.
         certificate: what was lost; None when it was declined.
         delta_ratio: norm of the delta over norm of the base, sampled: from a few rows of each tensor that loses
-            something.
+            something, spread over it.
         warnings: sentences that the user should read.
         dry_run: nothing was written.
         keep: with energies, the keep thresholds and what they are predicted to do to the outputs, first order.
