@@ -236,3 +236,35 @@ def test_what_cannot_be_dropped_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match="fine-tune"):
         merge(base, [tune], out, drop=0.5)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("method", ["linear", "ties"])
+def test_nan_in_a_lossless_delta_is_told_with_tensor_and_delta(tmp_path, method):
+    base, made = deltas(tmp_path, lossless=True)
+    spoiled = read(tmp_path / "f1.safetensors")
+    spoiled["model.layers.1.conv.weight"][3, 0, 0, 0] = np.nan
+    write(tmp_path / "f1.safetensors", spoiled)
+    pack(tmp_path / "f1.safetensors", base, made[1], seed=1, lossless=True)
+    sentence = (
+        r"'model\.layers\.1\.conv\.weight' has a NaN or an infinity in .*d1\.safetensors or in the base"
+    )
+    with pytest.raises(InputError, match=sentence):
+        merge(base, made, tmp_path / "m.safetensors", method=method)
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_an_infinity_that_nobody_changed_stays(tmp_path):
+    base = {"mask": np.array([[0, -np.inf], [1, 2]], np.float32)}
+    write(tmp_path / "base.safetensors", base)
+    for number in range(2):
+        new = {"mask": base["mask"] + np.array([[0, 0], [number, 1]], np.float32)}
+        write(tmp_path / "f.safetensors", new)
+        pack(
+            tmp_path / "f.safetensors",
+            tmp_path / "base.safetensors",
+            tmp_path / f"d{number}",
+            lossless=True,
+            force=True,
+        )
+    merge(tmp_path / "base.safetensors", [tmp_path / "d0", tmp_path / "d1"], tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(read(tmp_path / "m.safetensors")["mask"], [[0, -np.inf], [1.5, 3]])

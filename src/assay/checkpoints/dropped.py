@@ -121,14 +121,11 @@ class Dropped:
             old = rounded(base.view(DTYPES[info.dtype]), plan.info.dtype).view(plan.info.bits_dtype)
         new = self.source.read_rows(info.name, start, stop, _FINETUNED)
         if plan.treatment != "dropped":
-            return difference(old, new, plan.info.dtype)
+            return whole_difference(old, new, plan.info.dtype, info.name, self.path)
         scheme = codec.Scheme(16, plan.threshold, plan.threshold / 2**32, self._key(info.name))
         index, value = codec.drop_block(old, new, plan.info.dtype, start * info.columns, scheme)
         if not np.isfinite(value).all():
-            raise InputError(
-                f"{info.name!r} has a NaN or an infinity in {self.path} or in the base; repair it, or leave this "
-                "checkpoint out"
-            )
+            raise _not_finite(info.name, self.path)
         return index, value
 
     def integers(self, info: TensorInfo, start: int, stop: int, base: np.ndarray) -> np.ndarray:
@@ -140,3 +137,26 @@ class Dropped:
 
     def _key(self, name: str) -> tuple[int, int]:
         return key_for(self.seed, f"{self.id}/{name}")
+
+
+def whole_difference(
+    base: np.ndarray, finetuned: np.ndarray, dtype: str, name: str, path: Path
+) -> np.ndarray:
+    """finetuned - base of a tensor's rows, given as bits; 0 where the two are the same, whatever their value.
+
+    Raises:
+        InputError: it is not finite; the message names the tensor and the delta or checkpoint that it comes from.
+    """
+    delta = difference(base, finetuned, dtype)
+    if not np.isfinite(delta).all():  # both may have the same infinity, as masks in buffers do
+        delta[base == finetuned] = 0
+        if not np.isfinite(delta).all():
+            raise _not_finite(name, path)
+    return delta
+
+
+def _not_finite(name: str, path: Path) -> InputError:
+    return InputError(
+        f"{name!r} has a NaN or an infinity in {path} or in the base, which no merge can weigh; repair it, or leave "
+        f"{path.name} out"
+    )

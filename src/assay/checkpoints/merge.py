@@ -18,8 +18,8 @@ import numpy as np
 from assay.checkpoints import codec
 from assay.checkpoints.apply import check_base_digest, check_base_layout, scheme_of, write_carried_base
 from assay.checkpoints.delta import Delta, block_rows, is_delta
-from assay.checkpoints.dropped import Dropped, Sparse
-from assay.checkpoints.encode import difference, read_base_rows
+from assay.checkpoints.dropped import Dropped, Sparse, whole_difference
+from assay.checkpoints.encode import read_base_rows
 from assay.checkpoints.engine import Progress, ordered, silent
 from assay.checkpoints.header import DTYPES, TensorInfo, rounded
 from assay.checkpoints.io import Source, open_checkpoint, refuse_no_model, refuse_quantised
@@ -378,9 +378,10 @@ def _decoded(task: MergeTask, patch: Patch, bits: np.ndarray) -> np.ndarray | Sp
             rows = rounded(bits.view(DTYPES[task.info.dtype]), source["dtype"])
             rows = rows.view(f"<u{rows.itemsize}")
         if source["treatment"] == "lossless":
-            return difference(rows, codec.decode_lossless(payload, rows), source["dtype"])
-        new = codec.decode_exact(payload, rows.dtype, rows.size).reshape(rows.shape)
-        return difference(rows, new, source["dtype"])
+            new = codec.decode_lossless(payload, rows)
+        else:
+            new = codec.decode_exact(payload, rows.dtype, rows.size).reshape(rows.shape)
+        return whole_difference(rows, new, source["dtype"], task.info.name, patch.path)
     return codec.decode_block(payload, task.start * task.info.columns, bits.size, scheme_of(patch, source))
 
 
