@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from fractions import Fraction
@@ -251,6 +252,20 @@ def test_tied_weights_are_stored_once(tmp_path):
         apply(tmp_path / "b", tmp_path / "d.safetensors", tmp_path / "o", overwrite=True)
         got = read(tmp_path / "o")
         assert got["lm_head.weight"].tobytes() == got["model.embed.weight"].tobytes()
+
+
+def test_tensors_whose_quick_digests_were_made_to_agree_are_not_tied(tmp_path, monkeypatch):
+    base = weights(0)
+    base["lm_head.weight"] = base["model.embed.weight"].copy()
+    new = tuned(base)
+    write(tmp_path / "b.safetensors", base)
+    write(tmp_path / "f.safetensors", new)
+    module = importlib.import_module("assay.checkpoints.pack")
+    monkeypatch.setattr(module, "alias_key", lambda plan, sums: [str(plan.info.shape)])
+    pack(tmp_path / "f.safetensors", tmp_path / "b.safetensors", tmp_path / "d.safetensors", lossless=True,
+         certificate=False)  # fmt: skip
+    apply(tmp_path / "b.safetensors", tmp_path / "d.safetensors", tmp_path / "o.safetensors")
+    assert (tmp_path / "o.safetensors").read_bytes() == (tmp_path / "f.safetensors").read_bytes()
 
 
 def test_tied_weights_that_differ_are_both_kept_and_reported(tmp_path):

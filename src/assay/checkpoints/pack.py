@@ -35,7 +35,15 @@ from assay.checkpoints.encode import (
 from assay.checkpoints.engine import Progress, ordered, silent
 from assay.checkpoints.header import TensorInfo, build_header
 from assay.checkpoints.io import fingerprint, tensor_sha256
-from assay.checkpoints.job import Job, delta_ratio, identity_of, open_job, output_layout, refuse_retrained
+from assay.checkpoints.job import (
+    Job,
+    delta_ratio,
+    identity_of,
+    open_job,
+    output_layout,
+    refuse_retrained,
+    same_bytes,
+)
 from assay.checkpoints.journal import Journal, PartialData
 from assay.checkpoints.keep import KeepPlan
 from assay.checkpoints.output import CheckpointWriter, FileLayout, check_output, disk_errors, require_space
@@ -252,7 +260,7 @@ def _pack(
         progress(position, total, plan.name)
         entry = _collect(job, plan, results, sink, digests.get(plan.name), tails)
         original = aliases.setdefault(tuple(entry["alias"]), plan.name) if entry["alias"] else plan.name
-        if original != plan.name:
+        if original != plan.name and same_bytes(job, plan.name, original):
             sink.take_back(entry.pop("begin"))
             entry = alias_of(entry, original)
         entry.pop("begin", None)
