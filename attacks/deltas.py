@@ -147,7 +147,11 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     yield forge("delta-alias-forward", 1, "does not come before it", lambda d: d.record("head").update(of="same"), "An alias of a later tensor.")
     yield forge("delta-blocks", 1, "length of its blocks", lambda d: d.record("embed").update(blocks=[1]), "Blocks that do not add up.")
     yield forge("delta-blocks-negative", 1, "block lengths are malformed", lambda d: d.record("embed").update(blocks=[-1, d.record("embed")["blocks"][0] + 1]), "A block of negative length.")
-    yield forge("delta-base-rows", 1, "base_rows = 7 is outside", lambda d: d.record("embed").update(base_rows=7), "More rows of the base than there are.")
+    yield forge("delta-base-rows", 1, "is not what the base has", lambda d: [d.record(n).update(base_rows=7) for n in ("embed", "head")], "More rows of the base than there are.", SIDES)
+    yield forge("delta-base-rows-lossless", 1, "is not what the base has", lambda d: d.record("gain").update(base_rows=17), "The same of a tensor that is stored without loss.", SIDES)
+    yield forge("delta-base-rows-negative", 1, "base_rows = -1 is outside", lambda d: d.record("embed").update(base_rows=-1), "Fewer than none.")
+    yield forge("delta-alias-shape", 1, "cannot repeat", lambda d: d.record("head").update(of="gain"), "An alias of a tensor of another shape.")
+    yield forge("delta-alias-alias", 1, "cannot repeat", _alias_of_alias, "An alias of an alias.")
     yield forge("delta-row-bomb", 1, "has more than", _many_rows, "A lossy tensor of 2^44 rows, in every place that says so.")
     yield forge("delta-treatment", 3, "treatment 'blessed'", lambda d: d.record("gain").update(treatment="blessed"), "A treatment that no checker knows.")
 
@@ -157,7 +161,7 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     yield forge("delta-rescale-plan", 1, "differ in 'rescale'", lambda d: d.record("embed").update(rescale="0x1.0000000000000p+0"), "Another rescale than the one certified.")
     yield forge("delta-treatment-plan", 1, "differ in 'treatment'", lambda d: d.record("gain").update(treatment="exact"), "Another treatment than the one certified.")
     yield forge("delta-grid-dropped", 1, "goes with the treatment 'factored'", lambda d: _both(d, step="0x1.0000000000000p-7"), "A step where one keep probability holds for all, for which there is no rule.")
-    yield forge("delta-order-plan", 1, "in the same order", lambda d: d.plan["tensors"].reverse() or d.record("head").update(of="same") or d.seal_payload(), "Another order than the one certified.")
+    yield forge("delta-order-plan", 1, "in the same order", lambda d: (d.plan["tensors"].insert(0, d.plan["tensors"].pop()), d.seal_payload()), "Another order than the one certified.")
     yield forge("delta-kind", 1, "must be of kind 'pack'", lambda d: d.__setattr__("certificate", _certificate(golden["exact.json"])), "A certificate of something else.")
     yield forge("delta-other-certificate", 1, "another payload", lambda d: d.__setattr__("certificate", _certificate(golden["pack.json"])), "The certificate of another delta.")
     yield forge("delta-kept", 1, "survivors are certified", _one_more_survivor, "Certify one survivor more.")
@@ -188,6 +192,10 @@ def attacks(golden: Mapping[str, bytes]) -> Iterator[Attack]:
     # fmt: on
 
 
+def _alias_of_alias(delta: Delta) -> None:
+    delta.record("same").update(delta.record("head"), name="same", of="head")
+
+
 def _certificate(data: bytes) -> dict[str, object]:
     return dict(json.loads(data))
 
@@ -215,14 +223,14 @@ def _relabel(delta: Delta, old: str, new: str) -> None:
 
 def _many_rows(delta: Delta) -> None:
     shape = [2**44]
-    for record in (delta.record("embed"), delta.certified("embed")):
-        record["shape"] = shape
+    for name in ("embed", "head"):
+        delta.record(name)["shape"] = delta.certified(name)["shape"] = shape
     delta.certificate["totals"]["count"] = str(shape[0])
     header = json.loads(zlib.decompress(delta.tensors["assay.header.0"], -15))
     position = 0
     for name, entry in header.items():
         if name != "__metadata__":
-            entry["shape"] = shape if name == "embed" else entry["shape"]
+            entry["shape"] = shape if name in ("embed", "head") else entry["shape"]
             entry["data_offsets"] = [position, position + 4 * math.prod(entry["shape"])]
             position = entry["data_offsets"][1]
     raw = json.dumps(header).encode()

@@ -17,7 +17,16 @@ from typing import Any
 from assay_verify import factors
 from assay_verify.canonical import MAX_BYTES, array, digest, integer, mapping, name_of, parse, text
 from assay_verify.outcome import Misuse, Rejected, Report, Unsupported
-from assay_verify.tensors import MAX_HEADER, PIECE, Tensor, is_plain_name, is_shape, open_file, parse_header
+from assay_verify.tensors import (
+    MAX_ELEMENTS,
+    MAX_HEADER,
+    PIECE,
+    Tensor,
+    is_plain_name,
+    is_shape,
+    open_file,
+    parse_header,
+)
 
 __all__ = ["Delta", "check_against", "open_delta"]
 
@@ -129,7 +138,7 @@ def open_delta(path: Path) -> Delta:
 
 def _check_tensors(delta: Delta) -> set[str]:
     """Check the records' treatment and block lengths; the names of the payload tensors."""
-    names: set[str] = set()
+    names: dict[str, Mapping[str, Any]] = {}
     payload: set[str] = set()
     for record in array(delta.plan, "tensors", "plan", dict):
         name = name_of(record, "plan tensor")
@@ -142,13 +151,15 @@ def _check_tensors(delta: Delta) -> set[str]:
         if not is_shape(record.get("shape")):
             raise Rejected(f"{where}.shape is no shape")
         if "base_rows" in record:
-            integer(record, "base_rows", where, 0, record["shape"][0] if record["shape"] else 1)
+            integer(record, "base_rows", where, 0, MAX_ELEMENTS)
         treatment = text(record, "treatment", where)
         if treatment not in TREATMENTS:
             raise Unsupported(f"{where}: the treatment {treatment[:40]!r} is unknown to this checker")
         if treatment == "alias" and text(record, "of", where) not in names:
             raise Rejected(f"{where} repeats a tensor that does not come before it")
-        names.add(name)
+        if treatment == "alias" and not _can_repeat(record, names[record["of"]]):
+            raise Rejected(f"{where} repeats a tensor that it cannot repeat")
+        names[name] = record
         blocks = array(record, "blocks", where, int) if "blocks" in record else []
         if any(length < 0 for length in blocks):
             raise Rejected(f"{where}: the block lengths are malformed")
@@ -158,6 +169,13 @@ def _check_tensors(delta: Delta) -> set[str]:
         if name in delta.tensors:
             payload.add(name)
     return payload
+
+
+def _can_repeat(record: Mapping[str, Any], original: Mapping[str, Any]) -> bool:
+    """Whether a tensor can come out the same as another: it is made, and of the same type, shape and rows."""
+    fields = ("dtype", "base_dtype", "shape", "base_rows")
+    made = original["treatment"] not in ("alias", "absent")
+    return made and all(record.get(key) == original.get(key) for key in fields)
 
 
 def _check_files(delta: Delta) -> set[str]:

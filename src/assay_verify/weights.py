@@ -147,10 +147,15 @@ def _base_rows(base: Tensor, finetuned: Tensor, where: str) -> int:
     return min(_rows(base), _rows(finetuned))
 
 
+def _check_rows(plan: Mapping[str, Any], base: Tensor, finetuned: Tensor, where: str) -> None:
+    if plan.get("base_rows", _rows(finetuned)) != _rows(base):
+        raise Rejected(f"{where}: base_rows in the plan is not what the base has")
+
+
 def _coded(delta: Delta, plan: Mapping[str, Any], record: Record) -> int:
     """Survivors that the headers of the tensor's blocks count, rows beyond the base's left out."""
     columns = math.prod(record.shape[1:])
-    places = list(_places(record.rows, columns, plan.get("base_rows", record.rows)))
+    places = list(_places(record.rows, columns, min(record.rows, plan.get("base_rows", record.rows))))
     payloads = list(delta.blocks(plan))
     if len(payloads) != len(places):
         raise Rejected(
@@ -186,8 +191,8 @@ def _check_lossy(
         record.step,
     )
     payloads = iter(()) if delta is None or plan is None else delta.blocks(plan)
-    if plan is not None and plan.get("base_rows", _rows(finetuned)) != base_rows:
-        raise Rejected(f"{where}: base_rows in the plan is not what the base has")
+    if plan is not None:
+        _check_rows(plan, base, finetuned, where)
     kept, rows = 0, []
     for place in _places(_rows(finetuned), finetuned.columns, base_rows):
         payload = next(payloads, None)
@@ -293,6 +298,7 @@ def _check_exact(
         if base is None:
             raise Rejected(f"{where} is called {treatment}, and the base lacks it")
         base_rows = _base_rows(base, target, where)
+        _check_rows(plan, base, target, where)
     payloads = delta.blocks(plan)
     width = BYTES[target.dtype]
     for place in _places(_rows(target), target.columns, base_rows):

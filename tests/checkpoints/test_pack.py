@@ -476,7 +476,7 @@ def test_a_missing_file_is_one_sentence(tmp_path):
 def test_shape_conflicts_name_both_sides(tmp_path):
     base, _ = pair(tmp_path)
     other = tuned(weights(0))
-    other["model.layers.0.proj.weight"] = other["model.layers.0.proj.weight"].T[:20].copy()
+    other["model.layers.0.proj.weight"] = other["model.layers.0.proj.weight"][:, :20].copy()
     write(tmp_path / "f.safetensors", other)
     with pytest.raises(InputError, match=r"proj\.weight"):
         pack(tmp_path / "f.safetensors", base, tmp_path / "d.safetensors")

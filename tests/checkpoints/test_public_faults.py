@@ -105,6 +105,41 @@ def test_a_grown_vocabulary_whose_head_is_tied_is_stored_once(tmp_path):
     assert verified(*(tmp_path / f"{name}.safetensors" for name in "dbf")) == 0
 
 
+@pytest.mark.parametrize("options", [{"lossless": True}, {"drop": 0.5, "bits": 4}, {"drop": 0.5}])
+def test_a_truncated_vocabulary_comes_back(tmp_path, options):
+    """1: the fine-tune cut its padding tokens off."""
+    base = weights(0, BF16) | {
+        "bias": np.arange(48).astype(BF16),
+        "same": weights(3, BF16)["model.embed.weight"],
+    }
+    new = tuned(base) | {"same": base["same"][:40]}
+    for name in ("model.embed.weight", "bias"):
+        new[name] = new[name][:40]
+    got, report = round_trip(tmp_path, base, new, **options)
+    assert got["same"].tobytes() == new["same"].tobytes()
+    assert got["bias"].tobytes() == new["bias"].tobytes()
+    assert got["model.embed.weight"].shape == (40, 40)
+    if "lossless" in options:
+        assert (tmp_path / "o.safetensors").read_bytes() == (tmp_path / "f.safetensors").read_bytes()
+    else:
+        expected = report.certificate.document["totals"]["realised"]
+        error = sum(float(((got[n] - new[n]).astype(float) ** 2).sum()) for n in got if got[n].dtype == BF16)
+        assert error == pytest.approx(float.fromhex(expected), rel=0.1)  # and the rounding of the weights
+    assert any("the base's last 8 are left out" in w for w in report.warnings)
+    assert verified(*(tmp_path / f"{name}.safetensors" for name in "dbf")) == 0
+    with pytest.raises(InputError, match="have to drop the base's last ones"):
+        merge(tmp_path / "b.safetensors", [tmp_path / "d.safetensors"], tmp_path / "m.safetensors")
+
+
+def test_a_base_of_another_length_is_not_the_one_of_a_truncated_vocabulary(tmp_path):
+    base = {"w": small(9, 8)}
+    f, b, d, o = files(tmp_path, base, {"w": base["w"][:6] + np.float32(1e-3)})
+    pack(f, b, d)
+    write(tmp_path / "b.safetensors", {"w": base["w"][:7]})
+    with pytest.raises(InputError, match="is not the base of"):
+        apply(b, d, o)
+
+
 def test_the_rows_of_a_tensor_decide_and_not_the_vocabulary_in_the_config(tmp_path):
     """2: mergekit 342."""
     base = weights(0)

@@ -21,7 +21,7 @@ class TensorSums:
         self.blocks: list[int] = []
         self.checks: list[bytes] = []
         self.finetuned_checks: list[bytes] = []
-        self.same = plan.base is not None and plan.base_rows == plan.info.rows
+        self.same = plan.base is not None and plan.base.rows == plan.info.rows
         self.kept = self.changed = self.entries = 0
         self.signal = self.energy = self.variance = self.realised = 0.0
         self.delta_fourth = self.step_fourth = 0.0
@@ -132,8 +132,8 @@ def plan_record(plan: TensorPlan, treatment: str, sums: TensorSums) -> dict[str,
         record["check"] = delta.quick_digest(sums.checks)
         if plan.base.dtype != plan.info.dtype:
             record["base_dtype"] = plan.base.dtype
-        if plan.base_rows != plan.info.rows:
-            record["base_rows"] = plan.base_rows
+        if plan.base.rows != plan.info.rows:
+            record["base_rows"] = plan.base.rows
     if treatment == "factored":
         assert plan.factors is not None
         quantiser = {"bits": plan.bits, "span": plan.span} if plan.step is None else {"step": plan.step.hex()}
@@ -159,7 +159,7 @@ def alias_key(plan: TensorPlan, sums: TensorSums) -> list[str]:
     if plan.base is None or plan.base.dtype != plan.info.dtype or len(plan.info.shape) < 2:
         return []
     content = (delta.quick_digest(side) for side in (sums.finetuned_checks, sums.checks))
-    return [plan.treatment, plan.info.dtype, str(plan.info.shape), str(plan.base_rows), *content]
+    return [plan.treatment, plan.info.dtype, str(plan.info.shape), str(plan.base.rows), *content]
 
 
 def alias_of(entry: dict[str, Any], original: str) -> dict[str, Any]:

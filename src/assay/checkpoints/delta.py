@@ -21,7 +21,7 @@ from assay.core.certificate import Certificate, canonical
 from assay.core.errors import InputError, RejectedError
 
 FORMAT = "assay-delta"
-VERSION = "1.2"
+VERSION = "1.3"
 PREFIX = "assay."
 PLAN, CERTIFICATE, INDEX = "assay.plan", "assay.certificate", "assay.index"
 BLOCK_ELEMENTS = 1 << 20
@@ -30,7 +30,7 @@ TREATMENTS = ("dropped", "masked", "factored", "lossless", "exact", "unchanged",
 
 
 def block_rows(rows: int, columns: int, base_rows: int | None = None) -> Iterator[tuple[int, int]]:
-    """The blocks of a tensor as ranges of rows; the cut starts anew where the base's rows end.
+    """The blocks of a tensor as ranges of rows; the cut starts anew where the base's rows end, if they do.
 
     >>> list(block_rows(5, 1 << 19))
     [(0, 2), (2, 4), (4, 5)]
@@ -38,7 +38,7 @@ def block_rows(rows: int, columns: int, base_rows: int | None = None) -> Iterato
     [(0, 2), (2, 3), (3, 5)]
     """
     step = max(1, BLOCK_ELEMENTS // max(1, columns))
-    middle = rows if base_rows is None else base_rows
+    middle = rows if base_rows is None else min(rows, base_rows)
     for first, last in ((0, middle), (middle, rows)):
         for start in range(first, last, step):
             yield start, min(start + step, last)
@@ -267,7 +267,7 @@ class Delta:
 def _reads_its_base(record: Mapping[str, Any]) -> bool:
     """Whether a record says which part of which base tensor it reads, as its treatment demands."""
     rows, known = record.get("base_rows"), record.get("check")
-    if rows is not None and not (record["shape"] and type(rows) is int and 0 <= rows <= record["shape"][0]):
+    if rows is not None and not (record["shape"] and type(rows) is int and 0 <= rows < 1 << 48):
         return False
     if record.get("base_dtype", record["dtype"]) not in DTYPES:
         return False

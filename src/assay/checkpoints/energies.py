@@ -703,7 +703,7 @@ def _exact_bytes(name: str, old: Source, new: Source) -> int:
     info = new.tensors[name]
     before = old.tensors.get(name)
     base_rows = min(before.rows, info.rows) if before is not None and info.shape and info.count else 0
-    size, same = 0, before is not None and base_rows == info.rows
+    size, same = 0, before is not None and before.shape == info.shape
     for start, stop in block_rows(info.rows, info.columns, base_rows):
         bits = new.read_rows(name, start, stop)
         if before is None or start >= base_rows:

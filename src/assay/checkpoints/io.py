@@ -765,19 +765,13 @@ class Layout:
     """How two checkpoints correspond, tensor by tensor; names in the order of the file they come from.
 
     Attributes:
-        shared: in both with equal shape.
-        grown: in both, the fine-tuned one with more rows: name -> (rows in base, rows in fine-tuned).
-        new: only in the fine-tuned checkpoint.
         missing: only in the base.
-        dtype_changes: float tensors whose type differs: name -> (type in base, type in fine-tuned).
+        shrunk: in both, the fine-tuned one with fewer rows: name -> (rows in base, rows in fine-tuned).
         hint: a sentence when the mixture-of-experts layouts differ, else None.
     """
 
-    shared: tuple[str, ...]
-    grown: Mapping[str, tuple[int, int]]
-    new: tuple[str, ...]
     missing: tuple[str, ...]
-    dtype_changes: Mapping[str, tuple[str, str]]
+    shrunk: Mapping[str, tuple[int, int]]
     hint: str | None
 
 
@@ -787,42 +781,33 @@ def compare_layouts(base: Source, finetuned: Source) -> Layout:
     Tensor rows are the truth about vocabulary sizes; no table of architectures and no tokenizer is consulted.
 
     Raises:
-        InputError: a shape conflicts (other than added rows), a type changes and is not floating point on
+        InputError: a shape conflicts (other than in the number of rows), a type changes and is not floating point on
             both sides, or the two share no tensor.
     """
-    shared: list[str] = []
-    grown: dict[str, tuple[int, int]] = {}
-    dtype_changes: dict[str, tuple[str, str]] = {}
+    shrunk: dict[str, tuple[int, int]] = {}
     for name, new in finetuned.tensors.items():
         old = base.tensors.get(name)
         if old is None:
             continue
-        if old.shape == new.shape:
-            shared.append(name)
-        elif old.shape and new.shape and old.shape[1:] == new.shape[1:] and new.rows > old.rows:
-            grown[name] = (old.rows, new.rows)
-        else:
+        if len(old.shape) != len(new.shape) or old.shape[1:] != new.shape[1:]:
             raise InputError(_shape_conflict(base, finetuned, old, new))
-        if old.dtype != new.dtype:
-            if not (old.is_float and new.is_float):
-                raise InputError(
-                    f"tensor {name!r} is {old.dtype} in {base.path} and {new.dtype} in {finetuned.path}; "
-                    "only floating-point types may differ, so save both with the same type"
-                )
-            dtype_changes[name] = (old.dtype, new.dtype)
+        if new.shape < old.shape:
+            shrunk[name] = (old.rows, new.rows)
+        if old.dtype != new.dtype and not (old.is_float and new.is_float):
+            raise InputError(
+                f"tensor {name!r} is {old.dtype} in {base.path} and {new.dtype} in {finetuned.path}; "
+                "only floating-point types may differ, so save both with the same type"
+            )
     hint = _expert_hint(base, finetuned)
-    if not shared and not grown:
+    if base.tensors.keys().isdisjoint(finetuned.tensors):
         examples = f"{next(iter(base.tensors))!r} against {next(iter(finetuned.tensors))!r}"
         raise InputError(
             f"{base.path} and {finetuned.path} share no tensor name ({examples}); "
             + (hint or "check that one was fine-tuned from the other and that no name prefix was added")
         )
     return Layout(
-        tuple(shared),
-        MappingProxyType(grown),
-        tuple(name for name in finetuned.tensors if name not in base.tensors),
         tuple(name for name in base.tensors if name not in finetuned.tensors),
-        MappingProxyType(dtype_changes),
+        MappingProxyType(shrunk),
         hint,
     )
 

@@ -134,7 +134,7 @@ def open_job(
                 raise InputError(
                     f"{side.path} has a tensor called {name!r}; rename it: 'assay.*' is taken in a delta"
                 )
-    plans = plan_tensors(base_source, tuned, layout, settings)
+    plans = plan_tensors(base_source, tuned, settings)
     measured, name = _moments(finetuned, calibration, moments)
     if measured is not None:
         measured.check(tuned.tensors)
@@ -180,6 +180,8 @@ def _notes(finetuned: Any, layout: Layout) -> Iterator[str]:
     """What the two sides are that the user may not know."""
     if layout.hint is not None:
         yield layout.hint
+    for name, (rows, fewer) in layout.shrunk.items():
+        yield f"{name!r} has {fewer} rows where the base has {rows}: the base's last {rows - fewer} are left out"
     if isinstance(finetuned, Adapter):
         yield from finetuned.notes
         return
@@ -321,8 +323,7 @@ def frontier(
     settings = Settings(include=tuple(include), exclude=tuple(exclude))
     job = open_job(finetuned, base, settings, None, None)
     try:
-        layout = compare_layouts(job.base, job.finetuned)
-        on_grid = plan_tensors(job.base, job.finetuned, layout, dataclasses.replace(settings, bits=GRID))
+        on_grid = plan_tensors(job.base, job.finetuned, dataclasses.replace(settings, bits=GRID))
         jobs = {GRID: dataclasses.replace(job, plans=on_grid)}
         measured = load_energies(energies)
         measured.check(job.base, job.finetuned)

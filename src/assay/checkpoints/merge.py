@@ -96,7 +96,7 @@ def merge(
     """Write ``base + sum of weight times delta`` (``linear``), or its TIES counterpart.
 
     The output has the base's layout: its tensors, its types, its files.  Tensors that a delta added are left
-    out, and rows that it added are refused, since the deltas may disagree about them.  Deltas are summed in the
+    out, and another number of rows is refused, since the deltas may disagree about it.  Deltas are summed in the
     order of their digests, so the output does not depend on the order of the arguments.
 
     Args:
@@ -225,9 +225,11 @@ def _merge(
 def _refuse_conflicts(base: Source, patch: Delta) -> None:
     for name, record in patch.records.items():
         if "base_rows" in record:
+            rows, base_rows = record["shape"][0], record["base_rows"]
+            drop = "the added ones" if rows > base_rows else "the base's last ones"
             raise InputError(
-                f"{patch.path} has {record['shape'][0]} rows in {name!r} and the base {record['base_rows']}: merging would "
-                f"have to drop the added ones; apply that delta by itself"
+                f"{patch.path} has {rows} rows in {name!r} and the base {base_rows}: merging would have to drop {drop}; "
+                f"apply that delta by itself"
             )
         if record["treatment"] == "exact" and name in base.tensors and math.prod(record["shape"]) > 1:
             raise InputError(

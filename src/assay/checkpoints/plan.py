@@ -15,7 +15,7 @@ from fractions import Fraction
 from assay.checkpoints.codec import DTYPES
 from assay.checkpoints.factors import Factors
 from assay.checkpoints.header import TensorInfo
-from assay.checkpoints.io import Layout, Source
+from assay.checkpoints.io import Source
 from assay.core.errors import InputError
 
 BITS = (16, 8, 4, 3, 2)
@@ -189,7 +189,7 @@ class TensorPlan:
 
     @property
     def base_rows(self) -> int:
-        """Rows that have a counterpart in the base; those beyond are stored exactly."""
+        """Rows that have a counterpart in the base; those beyond are stored exactly, and the base's beyond play no part."""
         return min(self.base.rows, self.info.rows) if self.base is not None else 0
 
     @property
@@ -198,9 +198,7 @@ class TensorPlan:
         return 1 - Fraction(self.threshold, KEEP_ONE)
 
 
-def plan_tensors(
-    base: Source, finetuned: Source, layout: Layout, settings: Settings
-) -> tuple[TensorPlan, ...]:
+def plan_tensors(base: Source, finetuned: Source, settings: Settings) -> tuple[TensorPlan, ...]:
     """One plan for each tensor of the fine-tuned checkpoint, in file order.
 
     Scalar, empty and new tensors are exact; tensors of one dimension (norm gains, biases), excluded ones and
