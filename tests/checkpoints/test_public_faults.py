@@ -167,6 +167,46 @@ def test_a_head_that_only_the_finetuned_side_stores_comes_back(tmp_path):
     assert got["lm_head.weight"].tobytes() == new["lm_head.weight"].tobytes()
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("rows", [48, 51, 40])
+def test_a_head_that_only_the_finetuned_side_stores_is_an_alias(tmp_path, first, rows):
+    """4: one stored copy, whichever comes first in the file, and whatever became of the vocabulary."""
+    base = weights(0, BF16)
+    new = tuned(base)
+    embed = np.resize(new.pop("model.embed.weight"), (rows, 40))
+    pair = {"model.embed.weight": embed, "lm_head.weight": embed}
+    new = dict(sorted(pair.items())) | new if first else pair | new
+    assert next(iter(new)) == ("lm_head.weight" if first else "model.embed.weight")
+    got, _ = round_trip(tmp_path, base, new, drop=0.5, bits=4)
+    record = Delta(tmp_path / "d.safetensors").records["lm_head.weight"]
+    assert (record["treatment"], record["of"], "blocks" in record) == ("alias", "model.embed.weight", False)
+    assert got["lm_head.weight"].tobytes() == got["model.embed.weight"].tobytes()
+    assert list(got) == list(new)
+    assert verified(*(tmp_path / f"{name}.safetensors" for name in "dbf")) == 0
+    pack(tmp_path / "f.safetensors", tmp_path / "b.safetensors", tmp_path / "e.safetensors", drop=0.5, bits=4,
+         workers=2, certificate=False)  # fmt: skip
+    apply(tmp_path / "b.safetensors", tmp_path / "e.safetensors", tmp_path / "p.safetensors")
+    assert (tmp_path / "p.safetensors").read_bytes() == (tmp_path / "o.safetensors").read_bytes()
+
+
+def test_a_tensor_that_the_base_lacks_and_that_repeats_nothing_is_stored(tmp_path):
+    base = weights(0, BF16)
+    new = tuned(base)
+    new["lm_head.weight"] = new["model.embed.weight"].copy()
+    new["lm_head.weight"][-1, -1] += 1
+    got, _ = round_trip(tmp_path, base, new, drop=0.5)
+    assert Delta(tmp_path / "d.safetensors").records["lm_head.weight"]["treatment"] == "exact"
+    assert got["lm_head.weight"].tobytes() == new["lm_head.weight"].tobytes()
+
+
+def test_a_head_that_is_excluded_does_not_repeat_an_embedding_that_loses(tmp_path):
+    base = weights(0, BF16)
+    new = tuned(base)
+    new["lm_head.weight"] = new["model.embed.weight"]
+    got, _ = round_trip(tmp_path, base, new, drop=0.5, exclude=["lm_head.*"])
+    assert got["lm_head.weight"].tobytes() == new["lm_head.weight"].tobytes()
+
+
 def test_a_tensor_kept_exactly_never_repeats_one_that_lost_something(tmp_path):
     """4, 7: the head is tied to the embedding, and only the head is excluded."""
     base = weights(0, BF16)

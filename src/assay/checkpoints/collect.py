@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -162,13 +163,22 @@ def alias_key(plan: TensorPlan, sums: TensorSums) -> list[str]:
     return [plan.treatment, plan.info.dtype, str(plan.info.shape), str(plan.base.rows), *content]
 
 
-def alias_of(entry: dict[str, Any], original: str) -> dict[str, Any]:
-    """The entry of a tensor that repeats `original`: it has no payload and loses nothing of its own."""
-    shared = ("name", "dtype", "shape", "check", "base_rows")
-    plan = {k: entry["plan"][k] for k in shared if k in entry["plan"]}
+def alias_of(entry: dict[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of a tensor that repeats another: it has no payload and loses nothing of its own.
+
+    Args:
+        entry: the tensor's own entry.
+        original: the plan's record of the other; where that is an alias itself, both repeat the same.
+    """
+    own, shared = ("name", "dtype", "shape", "check"), ("base_rows",)
+    plan = {k: entry["plan"][k] for k in own if k in entry["plan"]}
+    plan |= {k: original[k] for k in shared if k in original}
     record = entry["certificate"]
     if record is not None:
         record = {k: record[k] for k in ("name", "dtype", "shape", "finetuned", "base") if k in record}
         record["treatment"] = "alias"
-    tied = {"plan": plan | {"treatment": "alias", "of": original}, "certificate": record}
+    tied = {
+        "plan": plan | {"treatment": "alias", "of": original.get("of", original["name"])},
+        "certificate": record,
+    }
     return entry | tied | {"changed": [0, 0]}

@@ -271,9 +271,9 @@ def _reads_its_base(record: Mapping[str, Any]) -> bool:
         return False
     if record.get("base_dtype", record["dtype"]) not in DTYPES:
         return False
-    return isinstance(known, str) or (
-        known is None and rows is None and record["treatment"] in ("exact", "absent")
-    )
+    needs = record["treatment"] not in ("exact", "absent", "alias")
+    lone = known is None and (rows is None or record["treatment"] == "alias")
+    return isinstance(known, str) or (lone and not needs)
 
 
 def _can_repeat(record: Mapping[str, Any], source: Mapping[str, Any] | None) -> bool:

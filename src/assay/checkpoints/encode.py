@@ -121,8 +121,10 @@ class EncodedRows:
 
 
 def encode_tasks(whole: EncodeTask) -> Iterator[EncodeTask]:
-    """The blocks of a task for a whole tensor, in order; a mask is chosen over all rows at once."""
+    """The blocks of a task for a whole tensor, in order; a mask is chosen over all rows at once, an alias has none."""
     info = whole.plan.info
+    if whole.plan.of is not None:
+        return
     if whole.plan.treatment == "masked":
         yield whole
         return

@@ -148,6 +148,7 @@ def open_job(
         name,
         tuple(_notes(tuned, layout)),
     )
+    job = dataclasses.replace(job, plans=_tied(job, plans))
     _refuse_nonfinite(job)
     if settings.planned and energies is None:
         raise InputError(
@@ -156,9 +157,32 @@ def open_job(
         )
     if energies is not None:
         job = _by_energies(job, energies)
-    for plan in plans:
+    for plan in job.plans:
         _require_moments(job, plan)
     return job
+
+
+def _tied(job: Job, plans: Sequence[TensorPlan]) -> tuple[TensorPlan, ...]:
+    """The plans, with a tensor that the base ties and so lacks as an alias, after the tensor that it repeats.
+
+    One that must be kept exactly does not repeat one that may lose something.
+    """
+    result = list(plans)
+    for plan in plans:
+        if plan.base is not None or len(plan.info.shape) < 2 or not plan.info.count:
+            continue
+        for other in plans:
+            alike = other.base is not None and other.base.dtype == other.info.dtype == plan.info.dtype
+            if not alike or other.info.shape != plan.info.shape:
+                continue
+            if other.treatment in LOSSY and not job.settings.may_lose(plan.info):
+                continue
+            if same_bytes(job, plan.name, other.name):
+                result.remove(plan)
+                repeated = dataclasses.replace(plan, treatment="alias", of=other.name)
+                result.insert(result.index(other) + 1, repeated)
+                break
+    return tuple(result)
 
 
 def _require_moments(job: Job, plan: TensorPlan) -> None:
@@ -324,7 +348,7 @@ def frontier(
     job = open_job(finetuned, base, settings, None, None)
     try:
         on_grid = plan_tensors(job.base, job.finetuned, dataclasses.replace(settings, bits=GRID))
-        jobs = {GRID: dataclasses.replace(job, plans=on_grid)}
+        jobs = {GRID: dataclasses.replace(job, plans=_tied(job, on_grid))}
         measured = load_energies(energies)
         measured.check(job.base, job.finetuned)
         return tuple(
@@ -345,7 +369,7 @@ def _exact_bytes(job: Job, energies: Energies, planned: Mapping[str, Any]) -> in
         size += _HEADER_BYTES + len(plan.name)
         if plan.name in planned:
             size += _CERTIFIED_BYTES
-        else:
+        elif plan.of is None:
             size += energies.other.get(plan.name, plan.info.nbytes)
     return size
 

@@ -259,10 +259,10 @@ def _pack(
     for plan in todo:
         progress(position, total, plan.name)
         entry = _collect(job, plan, results, sink, digests.get(plan.name), tails)
-        original = aliases.setdefault(tuple(entry["alias"]), plan.name) if entry["alias"] else plan.name
-        if original != plan.name and same_bytes(job, plan.name, original):
+        original = aliases.setdefault(tuple(entry["alias"]), plan.name) if entry["alias"] else plan.of
+        if original not in (None, plan.name) and (plan.of or same_bytes(job, plan.name, original)):
             sink.take_back(entry.pop("begin"))
-            entry = alias_of(entry, original)
+            entry = alias_of(entry, sink.done[original]["plan"])
         entry.pop("begin", None)
         sink.record(plan.name, entry)
         position += plan.info.nbytes
@@ -275,7 +275,7 @@ def _largest_size(job: Job) -> int:
     size = 1 << 16
     for plan in job.plans:
         if plan.treatment not in LOSSY:
-            size += plan.info.nbytes + 64
+            size += 64 + (plan.info.nbytes if plan.of is None else 0)
             continue
         kept = plan.info.count * plan.threshold / (1 << 32)
         per_entry = kept * (plan.bits or 16) / 8 + (2 * plan.info.count / plan.span if plan.bits < 16 else 0)
@@ -325,7 +325,7 @@ def _tasks(
 
 def _digests(job: Job, plan: TensorPlan, engine: str) -> Digests:
     """What digests a tensor: a side whose rows this process's threads all read is digested on the way."""
-    here = engine == "local"
+    here = engine == "local" and plan.of is None
     sides: dict[str, RowDigest | None] = {"finetuned": RowDigest() if here else None}
     if plan.name in job.base.tensors:
         whole = here and plan.base is not None and plan.base_rows == plan.base.rows

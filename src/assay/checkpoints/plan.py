@@ -144,6 +144,13 @@ class Settings:
         """Whether the user asked that this tensor be kept exactly."""
         return _matches(name, self.exclude)
 
+    def may_lose(self, info: TensorInfo) -> bool:
+        """Whether the user lets this tensor lose something."""
+        if self.excludes(info.name):
+            return False
+        least = 1 if self.bits == GRID else 2
+        return _matches(info.name, self.include) if self.include else len(info.shape) >= least
+
     @property
     def span(self) -> int:
         """Entries that share one quantiser scale, so that about `GROUP` of them survive."""
@@ -161,15 +168,17 @@ class TensorPlan:
 
     Attributes:
         info: where the tensor lies in the fine-tuned checkpoint; its name, dtype and shape.
-        treatment: ``dropped``, ``masked`` or ``factored`` (lossy); ``lossless`` (exact difference) or ``exact`` (no base).
-            The encoder turns a tensor that did not change into ``unchanged`` and a copy into ``alias``.
-        base: the tensor in the base; None for ``exact``.
+        treatment: ``dropped``, ``masked`` or ``factored`` (lossy); ``lossless`` (exact difference) or ``exact`` (no base);
+            ``alias`` of another tensor, where the base lacks it.  The encoder turns a tensor that did not change into
+            ``unchanged`` and a copy into ``alias``.
+        base: the tensor in the base; None for ``exact`` and for a planned ``alias``.
         threshold: keep probability times 2**32.
         rescale: divisor of the survivors; None until the optimal one is known.
         bits: of a survivor.
         span: entries that share one scale.
         factors: of ``factored``, the keep thresholds by row and column; `threshold` is then their mean.
         step: of ``factored`` with bits `GRID`, the spacing of the grid.
+        of: of a planned ``alias``, the tensor that it repeats, which comes before it.
     """
 
     info: TensorInfo
@@ -181,6 +190,7 @@ class TensorPlan:
     span: int = GROUP
     factors: Factors | None = None
     step: float | None = None
+    of: str | None = None
 
     @property
     def name(self) -> str:
@@ -216,7 +226,7 @@ def plan_tensors(base: Source, finetuned: Source, settings: Settings) -> tuple[T
 def _plan(base: TensorInfo | None, info: TensorInfo, settings: Settings) -> TensorPlan:
     if base is None or not info.shape or not info.count:
         return TensorPlan(info, "exact", None)
-    if settings.lossless or info.dtype not in DTYPES or not _loses(info, settings):
+    if settings.lossless or info.dtype not in DTYPES or not settings.may_lose(info):
         return TensorPlan(info, "lossless", base)
     rescale: float | None
     if settings.rescale == "dare":
@@ -232,13 +242,6 @@ def _plan(base: TensorInfo | None, info: TensorInfo, settings: Settings) -> Tens
         settings.bits or 16,
         settings.span,
     )
-
-
-def _loses(info: TensorInfo, settings: Settings) -> bool:
-    if settings.excludes(info.name):
-        return False
-    least = 1 if settings.bits == GRID else 2
-    return _matches(info.name, settings.include) if settings.include else len(info.shape) >= least
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
