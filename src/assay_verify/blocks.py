@@ -15,7 +15,9 @@ from assay_verify.codec import Scheme, Survivors
 from assay_verify.factors import ONE, kearns_saul
 from assay_verify.outcome import Rejected
 
-__all__ = ["Sums", "add_zigzag", "measure"]
+__all__ = ["Sums", "add_zigzag", "measure", "recode"]
+
+recode = floats.recode
 
 UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 

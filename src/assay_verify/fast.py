@@ -12,7 +12,7 @@ from assay_verify import floats
 from assay_verify.blocks import Sums
 from assay_verify.codec import Scheme, Survivors
 from assay_verify.factors import ONE, Factors, kearns_saul
-from assay_verify.outcome import Rejected
+from assay_verify.outcome import Rejected, Unsupported
 
 try:
     import numpy as np
@@ -21,7 +21,7 @@ except ImportError:
 else:
     AVAILABLE = True
 
-__all__ = ["AVAILABLE", "add_zigzag", "measure"]
+__all__ = ["AVAILABLE", "add_zigzag", "measure", "recode"]
 
 Array = Any
 _LOW = 0xFFFFFFFF
@@ -82,6 +82,29 @@ def measure(
         table.append(_row_sums((squares * (1 - keep) + variances) / keep, columns))
         table.append(_row_sums((phis * squares / 2 + grid / 4) / (keep * keep), columns))
     return int(kept.size), [Sums(*row) for row in zip(*table, strict=True)]
+
+
+def recode(data: bytes, old: str, new: str) -> bytes:
+    """See `assay_verify.floats.recode`."""
+    if old == new:
+        return data
+    floats.refuse_recoding(old, new)
+    values = _decode(data, old).astype(np.float64)
+    if np.isnan(values).any():
+        raise Unsupported(f"no rule that turns a NaN of type {old[:40]!r} into one of type {new[:40]!r}")
+    if new == "F64":
+        return bytes(values.astype("<f8").tobytes())
+    form = floats.FORMATS[new]
+    size = np.where(np.isinf(values), 0, np.abs(values))
+    exponent = np.where(size > 0, np.maximum(1, np.frexp(size)[1].astype(np.int64) - 1 + form.bias), 1)
+    with np.errstate(over="ignore"):
+        fraction = np.rint(np.ldexp(size, form.bias + form.fraction - exponent))
+    bits = (exponent - 1 << form.fraction) + fraction.astype(np.int64)
+    bits[(bits > form.largest) | np.isinf(values)] = form.overflow
+    sign = np.signbit(values)
+    if not form.signed_zero:
+        sign &= (bits != 0) & (bits != form.overflow)
+    return bytes((bits | np.where(sign, form.sign, 0)).astype(f"<u{form.width}").tobytes())
 
 
 def add_zigzag(base: bytes, zigzag: bytes, width: int) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from assay_verify import blocks, codec, exact, factors, fast, floats, pack, philox
+from assay_verify import blocks, codec, exact, factors, fast, pack, philox
 from assay_verify.blocks import Sums
 from assay_verify.delta import Delta
 from assay_verify.outcome import Rejected, Report
@@ -205,7 +205,7 @@ def _check_lossy(
             ):
                 raise Rejected(f"{where}: the rows that were added do not come back exactly")
             continue
-        old = floats.recode(_read(base, place), base.dtype, finetuned.dtype)
+        old = engine.recode(_read(base, place), base.dtype, finetuned.dtype)
         count = len(data) // BYTES[finetuned.dtype]
         stored = None if payload is None else codec.decode_survivors(payload, scheme, count)
         start = place.first * finetuned.columns
@@ -303,7 +303,7 @@ def _check_exact(
     width = BYTES[target.dtype]
     for place in _places(_rows(target), target.columns, base_rows):
         data = _read(target, place)
-        old = floats.recode(_read(base, place), base.dtype, target.dtype) if base and place.in_base else b""
+        old = engine.recode(_read(base, place), base.dtype, target.dtype) if base and place.in_base else b""
         if treatment == "unchanged" and place.in_base:
             back = old
         else:
