@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from models import BF16, pair, read, tuned, weights, write, write_folder
 
 from assay.checkpoints import apply, merge, pack
+from assay.checkpoints.journal import Journal
 from assay.core.errors import InputError, UnknownIdError
 
 
@@ -268,3 +271,68 @@ def test_an_infinity_that_nobody_changed_stays(tmp_path):
         )
     merge(tmp_path / "base.safetensors", [tmp_path / "d0", tmp_path / "d1"], tmp_path / "m.safetensors")
     np.testing.assert_array_equal(read(tmp_path / "m.safetensors")["mask"], [[0, -np.inf], [1.5, 3]])
+
+
+def test_fine_tunes_that_end_alike_have_masks_of_their_own(tmp_path):
+    rng = np.random.default_rng(0)
+    frozen = rng.standard_normal((200, 200)).astype(np.float32)
+    old = {"a.weight": rng.standard_normal((40, 30)).astype(np.float32), "z.weight": frozen}
+    write(tmp_path / "base.safetensors", old)
+    kept = []
+    for number in range(2):
+        tune, out = tmp_path / f"f{number}.safetensors", tmp_path / f"m{number}.safetensors"
+        delta = 0.01 * rng.standard_normal((40, 30)).astype(np.float32)
+        write(tune, old | {"a.weight": old["a.weight"] + delta})
+        merge(tmp_path / "base.safetensors", [tune], out, weights=[1], drop=0.5)
+        kept.append(read(out)["a.weight"] != old["a.weight"])
+    assert 0.3 < (kept[0] == kept[1]).mean() < 0.7
+
+
+def test_two_adapters_have_masks_of_their_own(tmp_path):
+    rng = np.random.default_rng(0)
+    base = write_folder(tmp_path / "base", {"proj.weight": rng.standard_normal((40, 30)).astype(np.float32)})
+    adapters = []
+    for number in range(2):
+        factors = {
+            f"base_model.model.proj.lora_{side}.weight": 0.05 * rng.standard_normal(shape).astype(np.float32)
+            for side, shape in (("A", (2, 30)), ("B", (40, 2)))
+        }
+        folder = tmp_path / f"adapter{number}"
+        folder.mkdir()
+        write(folder / "adapter_model.safetensors", factors)
+        settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2}
+        (folder / "adapter_config.json").write_text(json.dumps(settings))
+        adapters.append(folder)
+    kept = []
+    for number, adapter in enumerate(adapters):
+        merge(base, [adapter], tmp_path / f"m{number}", weights=[1], drop=0.5)
+        merged = read(next((tmp_path / f"m{number}").glob("*.safetensors")))
+        kept.append(merged["proj.weight"] != read(next(base.glob("*.safetensors")))["proj.weight"])
+    assert 0.3 < (kept[0] == kept[1]).mean() < 0.7
+
+
+def test_checkpoints_that_look_alike_are_warned_of(tmp_path):
+    base, (tune,) = checkpoints(tmp_path, count=1)
+    twice = merge(base, [tune, tune], tmp_path / "m.safetensors", drop=0.5)
+    assert any("share their masks" in warning for warning in twice.warnings)
+    once = merge(base, [tune], tmp_path / "n.safetensors", drop=0.5)
+    assert not any("share their masks" in warning for warning in once.warnings)
+
+
+def test_another_drop_does_not_resume(tmp_path):
+    """The first tensor of the file loses nothing, whatever is dropped."""
+    old = {"a.bias": np.ones(30, np.float32), "b.weight": np.ones((40, 30), np.float32)}
+    base, tune = tmp_path / "base.safetensors", tmp_path / "tune.safetensors"
+    write(base, old)
+    write(tune, {name: value + np.float32(0.125) for name, value in old.items()})
+    found = []
+    for drop in (0.5, 0.75):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Journal, "open", lambda out, identity, **_: found.append(identity) or _stop())
+            with pytest.raises(KeyboardInterrupt):
+                merge(base, [tune], tmp_path / "m.safetensors", drop=drop)
+    assert found[0] != found[1]
+
+
+def _stop():
+    raise KeyboardInterrupt

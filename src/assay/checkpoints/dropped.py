@@ -7,7 +7,7 @@ are divided by the keep probability; every other tensor contributes its exact di
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,12 +20,11 @@ from assay.checkpoints.adapters import Adapter
 from assay.checkpoints.encode import difference
 from assay.checkpoints.header import DTYPES, TensorInfo, rounded
 from assay.checkpoints.io import Checkpoint, ReadBuffer
-from assay.checkpoints.job import delta_ratio, open_job, refuse_retrained
-from assay.checkpoints.plan import Settings, TensorPlan
+from assay.checkpoints.job import delta_ratio, open_job, probe_rows, refuse_retrained
+from assay.checkpoints.plan import KEEP_ONE, Settings, TensorPlan
 from assay.core.errors import InputError
 from assay.numerics.philox import key_for
 
-_SAMPLED_BYTES = 1 << 16
 _FINETUNED = ReadBuffer()
 
 Sparse = tuple[np.ndarray, np.ndarray]
@@ -40,14 +39,16 @@ class Dropped:
         path: the checkpoint.
         source: it, open.
         plans: what is done with each of its tensors.
-        seed: of the masks, together with `id`: so two checkpoints never share a mask.
-        id: digest of headers and of the first bytes of each file, which orders the checkpoints of a merge.
+        threshold: keep probability times 2**32.
+        seed: of the masks, together with `id`: two checkpoints that differ where `id` looks do not share a mask.
+        id: digest of the layout and of a few rows of each tensor, which orders the checkpoints of a merge.
         stamp: sizes and times of change of its files and of the base's, by which a resumed run knows them.
     """
 
     path: Path
     source: Checkpoint | Adapter
     plans: Mapping[str, TensorPlan]
+    threshold: int
     seed: int
     id: str
     stamp: str
@@ -78,20 +79,14 @@ class Dropped:
                         f"{finetuned} has the shape {list(plan.info.shape)} in {plan.name!r} and the base "
                         f"{list(old.shape)}, which cannot be merged; give both the same shape"
                     )
-            shards = [*job.finetuned.shards, *job.base.shards]
-            digest = xxhash.xxh3_128()
-            for shard in job.finetuned.shards:
-                digest.update(shard.header)
-                with open(shard.path, "rb") as file:
-                    file.seek(-min(_SAMPLED_BYTES, shard.size), os.SEEK_END)
-                    digest.update(file.read())
             return cls(
                 Path(finetuned),
                 job.finetuned,
                 {plan.name: plan for plan in job.plans},
+                settings.threshold,
                 seed,
-                digest.hexdigest(),
-                " ".join(f"{shard.file}:{shard.size}:{shard.modified_ns}" for shard in shards),
+                _sampled_digest(job.finetuned, job.plans),
+                " ".join(f"{shard.path}:{shard.size}:{shard.modified_ns}" for shard in job.shards),
             )
         except BaseException:
             job.finetuned.close()
@@ -122,7 +117,7 @@ class Dropped:
         new = self.source.read_rows(info.name, start, stop, _FINETUNED)
         if plan.treatment != "dropped":
             return whole_difference(old, new, plan.info.dtype, info.name, self.path)
-        scheme = codec.Scheme(16, plan.threshold, plan.threshold / 2**32, self._key(info.name))
+        scheme = codec.Scheme(16, self.threshold, self.threshold / KEEP_ONE, self._key(info.name))
         index, value = codec.drop_block(old, new, plan.info.dtype, start * info.columns, scheme)
         if not np.isfinite(value).all():
             raise _not_finite(info.name, self.path)
@@ -137,6 +132,15 @@ class Dropped:
 
     def _key(self, name: str) -> tuple[int, int]:
         return key_for(self.seed, f"{self.id}/{name}")
+
+
+def _sampled_digest(source: Checkpoint | Adapter, plans: Sequence[TensorPlan]) -> str:
+    digest = xxhash.xxh3_128()
+    for plan in plans:
+        digest.update(f"{plan.name}\0{plan.info.dtype}\0{plan.info.shape}\n".encode())
+        for row in probe_rows(plan.info.rows, plan.info.columns):
+            digest.update(source.read_rows(plan.name, row, row + 1).data)
+    return digest.hexdigest()
 
 
 def whole_difference(

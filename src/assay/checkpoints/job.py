@@ -26,6 +26,7 @@ from assay.checkpoints.io import (
     HIDDEN,
     MARKS,
     Layout,
+    Shard,
     Source,
     compare_layouts,
     open_checkpoint,
@@ -81,6 +82,12 @@ class Job:
         """Close both sides; an adapter's files are closed with it."""
         self.finetuned.close()
         self.base.close()
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Every weights file that is read, whatever it was opened by."""
+        own = self.finetuned.own_shards if isinstance(self.finetuned, Adapter) else ()
+        return (*self.base.shards, *self.finetuned.shards, *own)
 
     def weight(self, plan: TensorPlan) -> np.ndarray | None:
         """The second moments of the tensor's inputs, per column; None for unit ones."""

@@ -156,7 +156,7 @@ def _identity(patch: Patch) -> tuple[str, str]:
     """What tells patches apart, the same whatever they are called."""
     if isinstance(patch, Delta):
         return patch.id, patch.plan_id
-    return patch.id, f"{patch.seed} {next(p.threshold for p in patch.plans.values())}"
+    return patch.id, f"{patch.seed} {patch.threshold}"
 
 
 def _merge(
@@ -269,6 +269,12 @@ def _warnings(base: Source, patches: Sequence[Patch]) -> Iterator[str]:
         yield (
             "two deltas were packed with the same seed, so they keep the same entries and their errors are not "
             "independent; pack each with its own --seed"
+        )
+    alike = [patch.id for patch in patches if isinstance(patch, Dropped)]
+    if len(set(alike)) < len(alike):
+        yield (
+            "two checkpoints are the same in every row that was sampled, so they share their masks and their errors are "
+            "not independent; pack each with its own --seed"
         )
     names = (n for p in patches for n in (p.records if isinstance(p, Delta) else p.plans))
     added = sorted({n for n in names if n not in base.tensors})

@@ -20,7 +20,6 @@ import numpy as np
 
 from assay.checkpoints import certificate as certificates
 from assay.checkpoints import delta
-from assay.checkpoints.adapters import Adapter
 from assay.checkpoints.collect import TensorSums, alias_key, alias_of, plan_record
 from assay.checkpoints.encode import (
     DigestTask,
@@ -157,9 +156,10 @@ def pack(
     job = open_job(finetuned, base, settings, calibration, moments, energies)
     try:
         inputs = [finetuned, base, *(path for path in (calibration, moments, energies) if path is not None)]
-        target = check_output(out, inputs=[*inputs, *_files(job)], overwrite=overwrite)
+        inputs += [shard.path for shard in job.shards]
+        target = check_output(out, inputs=inputs, overwrite=overwrite)
         if not isinstance(certificate, bool):
-            check_output(certificate, inputs=[*inputs, *_files(job)], overwrite=overwrite)
+            check_output(certificate, inputs=inputs, overwrite=overwrite)
             if os.path.realpath(certificate) == os.path.realpath(target):
                 raise InputError(f"the certificate and the delta cannot both be {target}; name another file")
         ratio = delta_ratio(job)
@@ -169,12 +169,6 @@ def pack(
             return _pack(job, sink, target, ratio, tails, certificate, workers, engine, progress or silent)
     finally:
         job.close()
-
-
-def _files(job: Job) -> list[Path]:
-    """Every weights file that is read, whatever it was opened by."""
-    own = job.finetuned.own_shards if isinstance(job.finetuned, Adapter) else ()
-    return [shard.path for shard in (*job.base.shards, *job.finetuned.shards, *own)]
 
 
 @dataclass(slots=True)
