@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay import Bound, Claim, Length, Premise, Range, Sides, audit
-from assay.audits.repair import HOPELESS, Repair, holds
+from assay import Bound, Claim, Length, Premise, Range, Sides, Truth, audit
+from assay.audits.repair import HOPELESS, Repair
 from assay.audits.space import flatten, leaves, random_shape
 from assay.audits.space import propose as build
-from assay.audits.tracing import miss
+from assay.audits.tracing import miss, truth_of
 
 from .claims import SOURCE
 
@@ -62,7 +62,7 @@ def test_what_is_repaired_holds_exactly_and_stays_in_range(premise, seed):
     x = drawn(Weights, seed)
     found = Repair().repaired(premise, x)
     if found is not None:
-        assert holds(premise, found)
+        assert truth_of(premise, found) is Truth.TRUE
         shape, values = flatten(found)
         assert all(v in leaf.range for leaf, v in zip(leaves(Weights, shape), values, strict=True))
 
@@ -78,7 +78,7 @@ def test_a_sphere_is_reached_from_a_point_on_it():
     assert repair.repaired(SPHERE, x) is None
     repair.learn(SPHERE, Weights((Fraction(0), Fraction(0), Fraction(1)), Fraction(1)))
     found = repair.repaired(SPHERE, x)
-    assert holds(SPHERE, found)
+    assert truth_of(SPHERE, found) is Truth.TRUE
     assert found.weights[0] / found.weights[1] == Fraction(3, 2)  # on the chord through both
     assert found.other == 0  # the premise does not speak of it
 
@@ -88,8 +88,8 @@ def test_a_symmetric_matrix_is_reached_in_three_steps_and_then_in_one():
     x = drawn(Square, 1)
     for _ in range(3):
         x = repair.repaired(SYMMETRIC, x)
-    assert holds(SYMMETRIC, x)
-    assert holds(SYMMETRIC, repair.repaired(SYMMETRIC, drawn(Square, 2)))
+    assert truth_of(SYMMETRIC, x) is Truth.TRUE
+    assert truth_of(SYMMETRIC, repair.repaired(SYMMETRIC, drawn(Square, 2))) is Truth.TRUE
 
 
 def test_an_inequality_is_left_alone():

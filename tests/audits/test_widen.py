@@ -9,9 +9,10 @@ from typing import Annotated
 
 import pytest
 
-from assay import Bound, Claim, Length, Premise, Range, Sides
+from assay import Bound, Claim, Length, Premise, Range, Sides, Truth
 from assay.audits import ablate, audit
-from assay.audits.widen import dropped, fails, implying, widened
+from assay.audits.tracing import truth_of
+from assay.audits.widen import dropped, implying, widened
 from assay.core.instance import decode, encode, fields
 
 from .claims import SOURCE, Point
@@ -63,8 +64,8 @@ def test_nothing_to_widen_leaves_the_type_alone():
 
 
 def test_a_premise_that_raises_is_not_broken():
-    assert not fails(Premise("odd", lambda x: 1 / 0), Point(Fraction(1)))
-    assert fails(Premise("sides", lambda x: Sides(x.x, "<=", 0)), Point(Fraction(1)))
+    assert truth_of(Premise("odd", lambda x: 1 / 0), Point(Fraction(1))) is not Truth.FALSE
+    assert truth_of(Premise("sides", lambda x: Sides(x.x, "<=", 0)), Point(Fraction(1))) is Truth.FALSE
 
 
 def test_a_premise_that_ranges_imply_gets_its_witness():

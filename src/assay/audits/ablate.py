@@ -11,9 +11,11 @@ from assay.audits.engine import audit
 from assay.audits.report import AuditReport
 from assay.audits.shrink import cost
 from assay.audits.target import shown, sides_function
-from assay.audits.widen import dropped, fails
+from assay.audits.tracing import truth_of
+from assay.audits.widen import dropped
 from assay.core.claim import Claim, Limit, Premise
 from assay.core.errors import InputError
+from assay.core.number import Truth
 from assay.core.verdict import Counterexample, evaluate
 
 
@@ -70,7 +72,7 @@ def _ablation(claim: Claim, premise: Premise, seconds: float, seed: int) -> Abla
         return Ablation(premise, "defines", str(error))
     found = report.counterexample
     if found is not None:
-        if sampled and not fails(premise, found.instance):
+        if sampled and truth_of(premise, found.instance) is not Truth.FALSE:
             return Ablation(premise, "undecided", "the claim falls where all premises hold", None, report)
         witness = (
             found if sampled else Counterexample(claim.id, found.instance, evaluate(free, found.instance))
@@ -117,7 +119,7 @@ def broken(claim: Claim, premise: Premise, kind: type, outside: Outside) -> Clai
 
 
 def _negated(premise: Premise) -> Premise:
-    return Premise(f"not: {premise.name}", lambda x: fails(premise, x))
+    return Premise(f"not: {premise.name}", lambda x: truth_of(premise, x) is Truth.FALSE)
 
 
 def _guarded(premise: Premise, outside: Outside) -> Premise:

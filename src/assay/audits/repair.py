@@ -16,9 +16,9 @@ from typing import Any
 
 from assay.audits.space import Leaf, Shape, Value, flatten, leaves
 from assay.audits.space import propose as build
-from assay.audits.tracing import Miss, miss
-from assay.core.claim import Premise, Sides
-from assay.core.number import Truth, compare
+from assay.audits.tracing import Miss, miss, truth_of
+from assay.core.claim import Premise
+from assay.core.number import Truth
 
 MAX_LINES = 24
 MAX_ANCHORS = 3
@@ -92,7 +92,7 @@ class Repair:
         if not ties:
             return None
         moved = build(type(instance), shape, [values[ties.get(i, i)] for i in range(len(values))])
-        return moved if moved is not None and holds(premise, moved) else None
+        return moved if moved is not None and truth_of(premise, moved) is Truth.TRUE else None
 
     def _along_lines(self, premise: Premise, instance: Any, missed: Miss) -> Any | None:
         kind = type(instance)
@@ -177,23 +177,11 @@ def _root(
 
 def _gap_closed(premise: Premise, instance: Any, before: Miss) -> bool:
     """Whether that equality holds now: all of the premise does, or what it misses next is about other values."""
-    if holds(premise, instance):
+    if truth_of(premise, instance) is Truth.TRUE:
         return True
     assert premise.check is not None
     after = miss(premise.check, instance)
     return after is not None and (not after.equality or after.involved != before.involved)
-
-
-def holds(premise: Premise, instance: Any) -> bool:
-    """Whether the premise holds for certain; an exception is no answer."""
-    assert premise.check is not None
-    try:
-        result = premise.check(instance)
-        if isinstance(result, Sides):
-            result, _ = compare(result.lhs, result.relation, result.rhs)
-        return Truth.of(result) is Truth.TRUE
-    except Exception:  # outside of where the premise itself is defined
-        return False
 
 
 def _short(value: Value) -> bool:

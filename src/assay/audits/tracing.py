@@ -1,4 +1,4 @@
-"""Rationals that remember how they were compared: by how much a premise that answers False is missed."""
+"""What a premise answers; and rationals that remember how they were compared: by how much one that says False is missed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import Any
 
 from assay.audits.space import build, flatten
-from assay.core.claim import Sides
-from assay.core.number import Truth
+from assay.core.claim import Premise, Sides
+from assay.core.number import Truth, compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,18 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"
     setattr(Traced, f"__{_name}__", _traced(getattr(Fraction, f"__{_name}__")))
 for _name in ("lt", "le", "gt", "ge"):
     setattr(Traced, f"__{_name}__", _noted(getattr(Fraction, f"__{_name}__")))
+
+
+def truth_of(premise: Premise, instance: Any) -> Truth:
+    """Whether a checked premise holds for certain, or is broken; an exception is no answer."""
+    assert premise.check is not None
+    try:
+        result = premise.check(instance)
+        if isinstance(result, Sides):
+            result, _ = compare(result.lhs, result.relation, result.rhs)
+        return Truth.of(result)
+    except Exception:  # outside of where the premise itself is defined
+        return Truth.UNKNOWN
 
 
 def miss(check: Callable[[Any], Any], instance: Any) -> Miss | None:

@@ -16,9 +16,10 @@ from typing import Annotated, Any
 
 from assay.audits.space import Leaf, Value, fields_of, has_strategy, leaves, random_shape, shapes
 from assay.audits.space import propose as build
-from assay.core.claim import Claim, Premise, Sides
+from assay.audits.tracing import truth_of
+from assay.core.claim import Claim, Premise
 from assay.core.instance import Field, Length, Range
-from assay.core.number import Truth, compare
+from assay.core.number import Truth
 
 PROBES = 200
 """Instances by which it is judged whether a premise can be broken."""
@@ -56,20 +57,8 @@ def implying(kind: type, premise: Premise) -> set[Place]:
     return set(every)
 
 
-def fails(premise: Premise, instance: Any) -> bool:
-    """Whether the premise is broken for certain; an exception is no answer, and counts as not broken."""
-    assert premise.check is not None
-    try:
-        result = premise.check(instance)
-        if isinstance(result, Sides):
-            result, _ = compare(result.lhs, result.relation, result.rhs)
-        return Truth.of(result) is Truth.FALSE
-    except Exception:  # outside of where the premise itself is defined
-        return False
-
-
 def _breakable(kind: type, premise: Premise) -> bool:
-    return any(fails(premise, instance) for instance in _probes(kind))
+    return any(truth_of(premise, instance) is Truth.FALSE for instance in _probes(kind))
 
 
 def _probes(kind: type) -> Iterator[Any]:
