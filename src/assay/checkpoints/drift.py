@@ -34,7 +34,6 @@ from assay.checkpoints.energies import (
     Energies,
     FunctionReader,
     Outputs,
-    Progress,
     Reader,
     TensorEnergy,
     in_both,
@@ -43,6 +42,7 @@ from assay.checkpoints.energies import (
     reader_for,
     require_torch,
 )
+from assay.checkpoints.engine import Progress
 from assay.checkpoints.factors import CLASSES
 from assay.checkpoints.header import DTYPES
 from assay.checkpoints.io import Source, compare_layouts, open_checkpoint, refuse_quantised

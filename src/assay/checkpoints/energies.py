@@ -34,6 +34,7 @@ import numpy as np
 from assay.checkpoints import codec
 from assay.checkpoints.delta import block_rows, source_fingerprint
 from assay.checkpoints.encode import difference, read_base_rows
+from assay.checkpoints.engine import Progress, silent
 from assay.checkpoints.factors import CLASSES, Codes, log_codes
 from assay.checkpoints.header import DTYPES, TensorInfo
 from assay.checkpoints.io import Source, compare_layouts, open_checkpoint, refuse_quantised
@@ -71,7 +72,6 @@ _SAMPLED_BLOCKS, _SAMPLED_RUNS = 4, 8
 """Noise and rate of the quantisers are averages, for which a part of a large tensor is sample enough."""
 
 Floats = np.ndarray
-Progress = Callable[[int, int, str], None]
 Outputs = Callable[["torch.nn.Module", Any], "torch.Tensor"]
 
 
@@ -121,6 +121,18 @@ class TensorEnergy:
     def column_classes(self) -> tuple[Codes, float, float]:
         """:func:`log_codes` of the column means."""
         return log_codes(self.columns)
+
+    @property
+    def class_sizes(self) -> Floats:
+        """How many entries each pair of row class and column class has, float64 [16, 16]."""
+        sides = (self.row_classes[0], self.column_classes[0])
+        rows, columns = (np.bincount(codes, minlength=CLASSES) for codes in sides)
+        return np.multiply.outer(rows, columns).astype(np.float64)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that the tensor is coded in."""
+        return -(-self.rows.size // codec.rows_per_block(self.columns.size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,7 +362,7 @@ def collect_energies(
         changed = {n: p for n, p in named.items() if p.ndim and _differs(n, old, new)}
         if not any(p.ndim >= 2 for p in changed.values()):
             raise InputError(f"no matrix of {new.path} that its model uses differs from {old.path}")
-        tell = progress or _silent
+        tell = progress or silent
         total = 2 * len(encoded)
         items = list(enumerate(encoded))
         gradients, remembered = _squared_gradients(model, changed, items, reader, tell, total)
@@ -418,7 +430,7 @@ def module_energies(
             pairs[name] = delta
     if not any(delta.ndim >= 2 for delta in pairs.values()):
         raise InputError("no matrix of the module differs from the base")
-    tell, total = progress or _silent, 2 * len(samples)
+    tell, total = progress or silent, 2 * len(samples)
     reader = FunctionReader(outputs)
     items = list(enumerate(samples))
     changed = {name: named[name] for name in pairs}
@@ -446,10 +458,6 @@ def require_torch() -> None:
         import transformers  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("torch", "calibration") from error
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    return None
 
 
 # What the outputs are ---------------------------------------------------------------------------------------

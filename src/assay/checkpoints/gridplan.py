@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.checkpoints.energies import STEPS, Energies, TensorEnergy, entropy
+from assay.checkpoints.energies import STEPS, Energies, entropy
 from assay.checkpoints.factors import CLASSES, Codes, factors_from
 from assay.checkpoints.keep import FLOOR, KeepPlan, Planner
 from assay.checkpoints.plan import GRID, KEEP_MAPS, KEEP_ONE
@@ -72,10 +72,8 @@ class GridPlanner:
         self._gradient = np.divide(gradient, sums, out=np.zeros_like(gradient), where=sums > 0)
         self._noise = np.stack([t.grid_noise for t in self._tensors])
         self._rate = np.maximum(np.stack([t.grid_rate for t in self._tensors]), 1e-3)
-        self._sizes = np.stack([_sizes(t) for t in self._tensors])
-        self._blocks = np.array(
-            [-(-t.rows.size // max(1, (1 << 20) // t.columns.size)) for t in self._tensors]
-        )
+        self._sizes = np.stack([t.class_sizes for t in self._tensors])
+        self._blocks = np.array([t.blocks for t in self._tensors])
         mean = self._totals.sum() / self._counts.sum()
         if not mean > 0:
             raise InputError("no entry has any energy, so there is nothing to plan by; use --bits and --drop")
@@ -305,14 +303,6 @@ def _largest(holds: Callable[[float], bool], low: float = _LOW, high: float = _H
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
-
-
-def _sizes(tensor: TensorEnergy) -> Floats:
-    """How many entries each pair of classes has, float64 [16, 16]."""
-    counts = [
-        np.bincount(codes, minlength=CLASSES) for codes in (tensor.row_classes[0], tensor.column_classes[0])
-    ]
-    return np.multiply.outer(counts[0], counts[1]).astype(np.float64)
 
 
 def planner_for(energies: Energies, bits: int, overhead: int = 0) -> Planner | GridPlanner:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.checkpoints.energies import SPANS, Energies, TensorEnergy
+from assay.checkpoints.energies import SPANS, Energies
 from assay.checkpoints.factors import CLASSES, Factors, factors_from
 from assay.checkpoints.plan import BITS, KEEP_MAPS, KEEP_ONE, span_of
 from assay.core.errors import BudgetError, InputError
@@ -105,7 +105,7 @@ class Planner:
         tensors = [energies.tensors[name] for name in self._names]
         self._tensors = tensors
         self._counts = np.array([t.count for t in tensors], np.float64)
-        self._sizes = np.stack([_sizes(t) for t in tensors])
+        self._sizes = np.stack([t.class_sizes for t in tensors])
         self._energy = np.stack([t.energy for t in tensors])
         gradient = np.stack([t.gradient for t in tensors])
         total = gradient.sum(axis=(1, 2), keepdims=True)
@@ -113,7 +113,7 @@ class Planner:
         row = BITS.index(bits)
         self._noise = np.stack([t.noise[row] for t in tensors])
         self._rate = np.stack([t.rate[row] for t in tensors])
-        self._blocks = np.array([-(-t.rows.size // max(1, (1 << 20) // t.columns.size)) for t in tensors])
+        self._blocks = np.array([t.blocks for t in tensors])
         self._codes = np.array([t.rows.size + t.columns.size for t in tensors])
 
     # Plans ------------------------------------------------------------------------------------------------
@@ -294,14 +294,6 @@ def _least(holds: Callable[[float], bool]) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-def _sizes(tensor: TensorEnergy) -> Floats:
-    """How many entries each pair of classes has, float64 [16, 16]."""
-    counts = [
-        np.bincount(codes, minlength=CLASSES) for codes in (tensor.row_classes[0], tensor.column_classes[0])
-    ]
-    return np.multiply.outer(counts[0], counts[1]).astype(np.float64)
 
 
 __all__ = ["FLOOR", "KeepPlan", "Planner"]
