@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from assay.cli import options
 from assay.cli.figures import size
 from assay.cli.options import FILE, reporting
 from assay.cli.output import Output
@@ -43,13 +44,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Random projections, or label draws, of each text.",
 )
-@click.option(
-    "--max-length",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Tokens kept of each text.",
-)
+@options.max_length
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of labels and projections."
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from assay.cli import options
 from assay.cli.figures import size
 from assay.cli.options import FILE, reporting
 from assay.cli.output import Output
@@ -53,13 +54,7 @@ FAILED = 1
 @click.option(
     "--samples", type=click.IntRange(min=1), help="Use at most this many texts, the first ones; default: all."
 )
-@click.option(
-    "--max-length",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Tokens kept of each text.",
-)
+@options.max_length
 @click.option(
     "--confidence",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),

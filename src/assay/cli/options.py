@@ -115,6 +115,17 @@ class Weights(click.ParamType):
             self.fail(f"{value!r} is no list of numbers; write 0.5,0.5", param, ctx)
 
 
+def max_length(function: F) -> F:
+    """``--max-length``, of every verb that lets a model read texts."""
+    return click.option(
+        "--max-length",
+        type=click.IntRange(min=1),
+        default=256,
+        show_default=True,
+        help="Tokens kept of each text.",
+    )(function)
+
+
 def reporting(function: F) -> F:
     """``--json`` and ``--traceback``; the verb gets its `Output` as the argument ``out``."""
 
