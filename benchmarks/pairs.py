@@ -464,12 +464,12 @@ def textgenrnn(folder: Path) -> Pair:
     if not (base.is_file() and tuned.is_file()):
         raise InputError(f"the published models are not in {base.parent}: the pair is left out")
     model = CharacterModel(tuned).eval()
-    contexts, labels = _written(model, texts=24, length=75)
+    contexts, labels = written(model, texts=24, length=75)
     seen = contexts[: len(contexts) // 3]
     energies = folder / "textgenrnn" / "energies.safetensors"
     if not energies.exists():
         energies.parent.mkdir(parents=True, exist_ok=True)
-        _character_energies(model, base, tuned, seen[:: max(1, len(seen) // (2 * CALIBRATION))], energies)
+        character_energies(model, base, tuned, seen[:: max(1, len(seen) // (2 * CALIBRATION))], energies)
     rest = slice(len(seen), None)
     network = Characters(model, contexts[rest], labels[rest])
     return Pair(
@@ -477,7 +477,7 @@ def textgenrnn(folder: Path) -> Pair:
     )
 
 
-def _written(model: CharacterModel, texts: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def written(model: CharacterModel, texts: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Texts drawn from the model, as contexts and following characters in the order of the texts."""
     draw = torch.Generator().manual_seed(seed)
     context = torch.zeros(texts, CONTEXT, dtype=torch.long)
@@ -492,7 +492,7 @@ def _written(model: CharacterModel, texts: int, length: int, seed: int = 0) -> t
     return torch.stack(contexts, dim=1).flatten(0, 1), torch.stack(labels, dim=1).flatten()
 
 
-def _character_energies(model: CharacterModel, base: Path, tuned: Path, contexts: Tensor, out: Path) -> None:
+def character_energies(model: CharacterModel, base: Path, tuned: Path, contexts: Tensor, out: Path) -> None:
     """Energies by two labels drawn at each context, with twice the divergence from the base as the effect."""
     before = load_file(base)
     with torch.inference_mode():
